@@ -1,0 +1,21 @@
+"""Lockstep's engine; heavy names are imported on first use, so `engine.core` never needs torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.llm import LLM
+    from engine.sampling import SamplingParams
+
+__all__ = ["LLM", "SamplingParams"]
+
+_HOMES = {"LLM": "engine.llm", "SamplingParams": "engine.sampling"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'engine' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Golden suites: the engine's numbers against HF Transformers."""

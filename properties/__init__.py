@@ -1,0 +1,1 @@
+"""Laws of the kernel and the simulator, and the machinery that searches for violations."""

@@ -1,0 +1,1 @@
+"""The simulator: the shared kernel driven by simulated time (SimPy, integer nanoseconds)."""
