@@ -1,0 +1,1 @@
+"""Dense decoder models and the resolution of their configuration."""

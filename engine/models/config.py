@@ -1,0 +1,218 @@
+"""The shape of a model, resolved from an HF folder with every default made explicit.
+
+Reads JSON only: it needs neither torch nor transformers, and a key it cannot honour is an error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.core.errors import ConfigError
+from engine.layers.rope_config import RopeConfig, resolve_rope
+from engine.models.errors import UnsupportedModel
+
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What distinguishes one dense decoder architecture from the others."""
+
+    model_type: str
+    qk_norm: bool = False
+    qkv_bias: bool | None = None  # None: the config's attention_bias decides
+    o_bias: bool | None = None
+    mlp_bias: bool | None = None
+    default_head_dim: int | None = None
+    default_sliding_window: int | None = None
+
+
+FAMILIES = {
+    "Qwen3ForCausalLM": Family("qwen3", qk_norm=True, mlp_bias=False, default_head_dim=128),
+    "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, o_bias=False, mlp_bias=False),
+    "LlamaForCausalLM": Family("llama"),
+    "MistralForCausalLM": Family(
+        "mistral", qkv_bias=False, o_bias=False, mlp_bias=False, default_sliding_window=4096
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Everything the model code needs to know; no field is optional or means "look elsewhere"."""
+
+    architecture: str
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int  # capped by a sliding window: within it, full attention is equal
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    qk_norm: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    dtype: str  # the checkpoint's own
+    eos_token_ids: tuple[int, ...]  # ascending union of every source
+    bos_token_id: int | None
+
+    def kv_bytes_per_token(self, dtype_bytes: int, tp_size: int = 1) -> int:
+        """Bytes of keys and values that one token takes on one rank, all layers."""
+        heads = max(1, self.num_kv_heads // tp_size)
+        return 2 * self.num_layers * heads * self.head_dim * dtype_bytes
+
+
+def load_model_config(folder: str | Path) -> ModelConfig:
+    """Resolve `folder`/config.json, with EOS ids also from generation config and tokenizer."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ConfigError("model", str(folder), "is not a folder")
+    raw = _read_json(folder / "config.json", required=True)
+    eos = set(_token_ids(raw.get("eos_token_id"), "config.json"))
+    generation = _read_json(folder / "generation_config.json")
+    eos.update(_token_ids(generation.get("eos_token_id"), "generation_config.json"))
+    eos.update(_tokenizer_eos(folder))
+    try:
+        return resolve_model_config(raw, tuple(sorted(eos)))
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{folder / 'config.json'}: {error}") from None
+
+
+def resolve_model_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> ModelConfig:
+    """Resolve the content of a config.json; raises UnsupportedModel naming the key."""
+    architecture = _architecture(raw)
+    family = FAMILIES[architecture]
+    _refuse_unsupported(raw)
+    heads = _size(raw, "num_attention_heads")
+    kv_heads = _size(raw, "num_key_value_heads", heads)
+    hidden = _size(raw, "hidden_size")
+    if heads % kv_heads:
+        raise UnsupportedModel(f"num_attention_heads={heads} is no multiple of {kv_heads} KV heads")
+    attention_bias = bool(raw.get("attention_bias", False))
+    bos = _token_ids(raw.get("bos_token_id"), "config.json")
+    return ModelConfig(
+        architecture=architecture,
+        model_type=family.model_type,
+        vocab_size=_size(raw, "vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=_size(raw, "intermediate_size"),
+        num_layers=_size(raw, "num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=_head_dim(raw, family, hidden, heads),
+        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        max_position_embeddings=_max_position(raw, family),
+        rope=resolve_rope(raw),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        qk_norm=family.qk_norm,
+        qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
+        o_bias=attention_bias if family.o_bias is None else family.o_bias,
+        mlp_bias=bool(raw.get("mlp_bias")) if family.mlp_bias is None else family.mlp_bias,
+        dtype=_dtype(raw),
+        eos_token_ids=eos_token_ids,
+        bos_token_id=bos[0] if bos else None,
+    )
+
+
+def _architecture(raw: Mapping[str, Any]) -> str:
+    names = raw.get("architectures") or []
+    for name in names:
+        if name in FAMILIES:
+            return str(name)
+    known = ", ".join(FAMILIES)
+    raise UnsupportedModel(f"architectures={names!r} is not supported (supported: {known})")
+
+
+def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
+    if raw.get("hidden_act", "silu") != "silu":
+        raise UnsupportedModel(f"hidden_act={raw['hidden_act']!r} is not supported (only 'silu')")
+    if raw.get("quantization_config"):
+        raise UnsupportedModel("quantization_config is set, but quantised weights are unsupported")
+
+
+def _size(raw: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = raw.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UnsupportedModel(f"{key}={value!r} must be a positive integer")
+    return value
+
+
+def _head_dim(raw: Mapping[str, Any], family: Family, hidden: int, heads: int) -> int:
+    if "head_dim" not in raw and family.default_head_dim is not None:
+        return family.default_head_dim
+    if raw.get("head_dim") is None and hidden % heads:
+        raise UnsupportedModel(f"hidden_size={hidden} is no multiple of {heads} heads")
+    head_dim = _size(raw, "head_dim", hidden // heads)
+    if head_dim % 2:
+        raise UnsupportedModel(f"head_dim={head_dim} must be even for rotary embeddings")
+    return head_dim
+
+
+def _max_position(raw: Mapping[str, Any], family: Family) -> int:
+    limit = _size(raw, "max_position_embeddings")
+    window = raw.get("sliding_window", family.default_sliding_window)
+    # Qwen configs always carry a window but say in a second key whether it is used.
+    if family.model_type.startswith("qwen") and not raw.get("use_sliding_window", False):
+        window = None
+    return limit if window is None else min(limit, int(window))
+
+
+def _dtype(raw: Mapping[str, Any]) -> str:
+    """The checkpoint's dtype; both names of the key occur, and HF takes an absent one as fp32."""
+    value = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    name = str(value).removeprefix("torch.")
+    if name not in DTYPES:
+        raise UnsupportedModel(f"dtype={value!r} is not supported (supported: {', '.join(DTYPES)})")
+    return name
+
+
+def _token_ids(value: object, where: str) -> list[int]:
+    if value is None:
+        return []
+    values = value if isinstance(value, list) else [value]
+    for item in values:
+        if isinstance(item, bool) or not isinstance(item, int) or item < 0:
+            raise UnsupportedModel(f"{where}: token id {item!r} is not a non-negative integer")
+    return values
+
+
+def _tokenizer_eos(folder: Path) -> list[int]:
+    """The tokenizer's EOS id: its name in tokenizer_config.json, its id in tokenizer.json."""
+    name = _read_json(folder / "tokenizer_config.json").get("eos_token")
+    if isinstance(name, Mapping):
+        name = name.get("content")
+    if name is None:
+        return []
+    tokenizer = _read_json(folder / "tokenizer.json")
+    for token in tokenizer.get("added_tokens") or []:
+        if token.get("content") == name:
+            return [int(token["id"])]
+    vocab = (tokenizer.get("model") or {}).get("vocab")
+    if isinstance(vocab, Mapping) and name in vocab:
+        return [int(vocab[name])]
+    return []
+
+
+def _read_json(path: Path, required: bool = False) -> dict[str, Any]:
+    if not path.is_file():
+        if required:
+            raise UnsupportedModel(f"{path} does not exist")
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UnsupportedModel(f"{path} is not readable JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise UnsupportedModel(f"{path} does not hold a JSON object")
+    return content

@@ -1,0 +1,44 @@
+"""The group of ranks that one model is split over; it never creates or destroys processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engine.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class TpGroup:
+    """Rank and size of a tensor-parallel group; with size 1 every collective is a no-op.
+
+    `process_group` is whatever `torch.distributed` made for these ranks (NCCL or gloo); None takes
+    the default group.
+    """
+
+    rank: int = 0
+    size: int = 1
+    process_group: dist.ProcessGroup | None = None
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ConfigError("tensor_parallel_size", self.size, "must be at least 1")
+        if not 0 <= self.rank < self.size:
+            raise ConfigError("rank", self.rank, f"must be in 0..{self.size - 1}")
+
+    def all_reduce(self, t: Tensor) -> Tensor:
+        """Sum over the ranks, in place; returns `t`."""
+        if self.size > 1:
+            dist.all_reduce(t, group=self.process_group)
+        return t
+
+    def all_gather(self, t: Tensor, dim: int = -1) -> Tensor:
+        """Concatenation of every rank's `t` along `dim`, in rank order."""
+        if self.size == 1:
+            return t
+        parts = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for _ in range(self.size)]
+        dist.all_gather(parts, t.contiguous(), group=self.process_group)
+        return torch.cat(parts, dim=dim)
