@@ -1,0 +1,53 @@
+"""Bytes and FLOPs that a step cannot avoid, and the time they take at data-sheet rates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sim.cost.features import StepFeatures
+from sim.hardware import Hardware
+from sim.models import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """Exact integer work of a step on one rank."""
+
+    num_bytes: int
+    flops: int
+
+
+class Physics:
+    """The least work of a step on each of `tp` ranks.
+
+    Weights are read once (the embedding only as far as the head reads it), KV blocks that
+    sequences share are read once, activations are free.
+    """
+
+    def __init__(self, model: ModelShape, hardware: Hardware, tp: int = 1) -> None:
+        self.model, self.hardware, self.tp = model, hardware, tp
+        # Floor divisions keep each figure a lower bound.
+        self.body_bytes = model.body_params * model.dtype_bytes // tp
+        self.head_bytes = model.head_params * model.dtype_bytes // tp
+        self.token_flops = 2 * model.body_params // tp
+        self.head_flops = 2 * model.head_params // tp
+        self.pair_flops = 4 * model.num_layers * model.num_heads * model.head_dim // tp
+        self.kv_token_bytes = model.kv_bytes_per_token(tp)
+
+    def step_work(self, features: StepFeatures) -> StepWork:
+        """Work of one step."""
+        sampled = features.num_sampled
+        num_bytes = self.body_bytes + (self.head_bytes if sampled else 0)
+        num_bytes += features.kv_unique_tokens * self.kv_token_bytes
+        pairs = features.decode_context_sum + features.chunk_attention_pairs
+        flops = features.num_tokens * self.token_flops + sampled * self.head_flops
+        return StepWork(num_bytes, flops + pairs * self.pair_flops)
+
+    def floor_ns(self, work: StepWork) -> float:
+        """Shortest time of that work on the data sheet."""
+        memory_s = work.num_bytes / self.hardware.memory_bytes_per_s
+        return max(memory_s, work.flops / self.hardware.flops_per_s) * 1e9
+
+    def run_growth(self, num_rows: int) -> StepWork:
+        """What each further step of a pure decode stretch adds to the work of the one before."""
+        return StepWork(num_rows * self.kv_token_bytes, num_rows * self.pair_flops)

@@ -1,0 +1,1 @@
+"""Workloads: trace readers and generators, all as one table of requests."""

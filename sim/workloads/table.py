@@ -1,0 +1,148 @@
+"""The table that every workload becomes, and the token ids of its requests.
+
+Token ids are synthetic and lazy. Three disjoint id spaces: hash ids of a trace below 2**40,
+prefixes that sessions share, and one stripe per request for its own prompt and output tokens.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from engine.core.errors import InputError
+from engine.core.tokens import Prompt
+
+HASH_SPACE = 1 << 40
+_SHARED_BASE = 1 << 41
+_STRIPE_BASE = 1 << 42
+_STRIPE = 1 << 24
+_OUTPUT_OFFSET = 1 << 23
+MAX_TOKENS = _OUTPUT_OFFSET
+# Arrival of a row that is sent when the row before it in its chain has finished.
+AFTER_PREDECESSOR = -1
+
+
+def prompt_stripe(row: int, num_tokens: int) -> range:
+    """Ids that only this row's prompt has."""
+    base = _STRIPE_BASE + row * _STRIPE
+    return range(base, base + num_tokens)
+
+
+def output_stripe(row: int, num_tokens: int) -> range:
+    """Ids of this row's output."""
+    base = _STRIPE_BASE + row * _STRIPE + _OUTPUT_OFFSET
+    return range(base, base + num_tokens)
+
+
+def shared_stripe(group: int, num_tokens: int) -> range:
+    """Ids of a prefix that the requests of a group share."""
+    base = _SHARED_BASE + group * _STRIPE
+    return range(base, base + num_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class HashedPrefixes:
+    """Hash ids of all rows, end to end; row i owns ids offsets[i] .. offsets[i + 1] - 1."""
+
+    block_tokens: int
+    ids: array[int]
+    offsets: array[int]
+
+    def prompt(self, row: int, num_tokens: int) -> Prompt:
+        """Spans of ids, one per hash id, joined where hash ids count upwards."""
+        length = self.block_tokens
+        spans = []
+        left = num_tokens
+        for hash_id in self.ids[self.offsets[row] : self.offsets[row + 1]]:
+            taken = min(length, left)
+            spans.append(range(hash_id * length, hash_id * length + taken))
+            left -= taken
+        return Prompt.from_spans(spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """Chains of turns: each prompt repeats the whole conversation before it.
+
+    `previous[row]` is the turn before, or -1; `shared_tokens` open every prompt.
+    """
+
+    previous: array[int]
+    new_tokens: array[int]
+    shared_tokens: int
+
+    def prompt(self, row: int, output_tokens: array[int]) -> Prompt:
+        """Shared prefix, all earlier prompts and answers, and the new tokens."""
+        spans: list[range] = [prompt_stripe(row, self.new_tokens[row])]
+        turn = self.previous[row]
+        while turn >= 0:
+            spans.append(output_stripe(turn, output_tokens[turn]))
+            spans.append(prompt_stripe(turn, self.new_tokens[turn]))
+            turn = self.previous[turn]
+        spans.append(shared_stripe(0, self.shared_tokens))
+        return Prompt.from_spans(reversed(spans))
+
+
+@dataclass(slots=True)
+class Workload:
+    """Requests as columns, in order of arrival where the arrival is known.
+
+    A row with arrival `AFTER_PREDECESSOR` is sent `think_ns[row]` after the row whose `next_row`
+    it is has finished.
+    """
+
+    name: str
+    arrival_ns: array[int]
+    prompt_tokens: array[int]
+    output_tokens: array[int]
+    request_ids: list[str] | None = None
+    next_row: array[int] | None = None
+    think_ns: array[int] | None = None
+    hashed: HashedPrefixes | None = None
+    sessions: Sessions | None = None
+    parameters: dict[str, object] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.prompt_tokens)
+
+    def prompt(self, row: int) -> Prompt:
+        """The lazy prompt of a row."""
+        if self.hashed is not None:
+            return self.hashed.prompt(row, self.prompt_tokens[row])
+        if self.sessions is not None:
+            return self.sessions.prompt(row, self.output_tokens)
+        return Prompt(prompt_stripe(row, self.prompt_tokens[row]))
+
+    def request_id(self, row: int) -> int | str:
+        """The trace's id of a row, else its number."""
+        return row if self.request_ids is None else self.request_ids[row]
+
+    def successor(self, row: int) -> int:
+        """The row that waits for this one, or -1."""
+        return -1 if self.next_row is None else self.next_row[row]
+
+    def scale_arrivals(self, factor: float) -> None:
+        """Divides all arrival times, for a rate `factor` times as high."""
+        self.arrival_ns = array(
+            "q", [time if time < 0 else round(time / factor) for time in self.arrival_ns]
+        )
+        self.parameters["rate_scale"] = factor
+
+    def mean_rate(self) -> float | None:
+        """Rows / (last - first arrival), or None where that is not defined."""
+        times = [time for time in self.arrival_ns if time >= 0]
+        if len(times) < 2 or times[-1] == times[0]:
+            return None
+        return len(times) / ((times[-1] - times[0]) / 1e9)
+
+
+def check_sorted(times: array[int], where: Callable[[int], str]) -> None:
+    """Raises InputError at the first arrival that lies before its predecessor."""
+    for row, (before, after) in enumerate(pairwise(times), start=1):
+        if after < before:
+            raise InputError(
+                f"{where(row)}: arrival {after / 1e9:.9f} s lies before the row above"
+                f" ({before / 1e9:.9f} s); arrivals must be sorted"
+            )
