@@ -43,10 +43,18 @@ WORKLOADS: dict[str, Synthetic] = {
     "closed": Synthetic("closed"),
     "sessions": Synthetic("sessions", rate=1.0, think_s=5.0, shared_prefix=256),
     "chat": Synthetic(
-        "gamma", rate=5.53, burstiness=0.84, prompt="lognormal:1020:4142", output="lognormal:129:601"
+        "gamma",
+        rate=5.53,
+        burstiness=0.84,
+        prompt="lognormal:1020:4142",
+        output="lognormal:129:601",
     ),
     "code": Synthetic(
-        "gamma", rate=2.57, burstiness=0.0058, prompt="lognormal:1469:7436", output="lognormal:13:251"
+        "gamma",
+        rate=2.57,
+        burstiness=0.0058,
+        prompt="lognormal:1469:7436",
+        output="lognormal:13:251",
     ),
     "reasoning": Synthetic(
         "poisson", rate=1.0, prompt="lognormal:208:23423", output="lognormal:792:12607"
@@ -60,7 +68,7 @@ WORKLOADS: dict[str, Synthetic] = {
         turns="uniform:6:30",
         shared_prefix=1300,
     ),
-}  # fmt: skip
+}
 
 
 def preset(name: str, **changes: object) -> Synthetic:
@@ -124,9 +132,11 @@ def _closed_loop(
         array("q", [0]) * first + array("q", [AFTER_PREDECESSOR]) * (count - first),
         prompt.draw(rngs[1], count),
         output.draw(rngs[2], count),
-        next_row=array("q", [row + clients if row + clients < count else -1 for row in range(count)]),
+        next_row=array(
+            "q", [row + clients if row + clients < count else -1 for row in range(count)]
+        ),
         think_ns=_think_times(spec, count, rngs[3]),
-    )  # fmt: skip
+    )
 
 
 def _sessions(
