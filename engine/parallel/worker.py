@@ -1,0 +1,97 @@
+"""One rank of a tensor-parallel engine, in its own process.
+
+A worker obeys messages of its pipe in order: the first byte says what, the rest is the payload.
+Rank 0 answers for all; any rank that fails answers with its traceback and ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+
+from engine.options import EngineOptions
+
+STEP, COLLECT, DIGEST, CLOSE = b"S", b"C", b"D", b"Q"
+READY, RESULT, FAILED = b"r", b"t", b"f"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """Where a worker stands; `rendezvous` is a file that only this engine's ranks know."""
+
+    rank: int
+    size: int
+    rendezvous: str
+    num_threads: int | None
+
+
+def worker_main(place: WorkerPlace, options: EngineOptions, pipe: Connection) -> None:
+    """Entry point of the process."""
+    # The engine decides when to end; an interrupt of the terminal reaches it first.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        _serve(place, options, pipe)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        os._exit(0)  # the engine is gone
+    except BaseException:
+        _send_failure(pipe, place.rank)
+        # A collective may still hold a thread of this process; nothing is left to clean up.
+        os._exit(1)
+
+
+def _send_failure(pipe: Connection, rank: int) -> None:
+    text = f"rank {rank}: {traceback.format_exc()}"
+    try:
+        pipe.send_bytes(FAILED + text.encode())
+    except OSError:
+        print(text, flush=True)
+
+
+def _serve(place: WorkerPlace, options: EngineOptions, pipe: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from engine.parallel.group import TpGroup
+    from engine.parallel.messages import decode_command, encode_result
+    from engine.runner import ModelRunner
+    from engine.start import resolve_device
+
+    device = resolve_device(options, place.rank)
+    if place.num_threads is not None:
+        torch.set_num_threads(place.num_threads)
+    # All ranks are on this host, so gloo needs no other interface than the loopback.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        init_method=f"file://{place.rendezvous}",
+        rank=place.rank,
+        world_size=place.size,
+        timeout=timedelta(seconds=options.worker_timeout_s),
+        device_id=device if on_gpu else None,
+    )
+    runner = ModelRunner(options, TpGroup(place.rank, place.size), device)
+    pipe.send_bytes(READY + runner.info.to_json().encode())
+    while True:
+        message = pipe.recv_bytes()
+        kind, payload = message[:1], message[1:]
+        if kind == STEP:
+            runner.launch(decode_command(payload))
+        elif kind == COLLECT:
+            result = runner.collect()
+            if place.rank == 0:
+                pipe.send_bytes(RESULT + encode_result(result))
+        elif kind == DIGEST:
+            pipe.send_bytes(RESULT + runner.state_digest().encode())
+        elif kind == CLOSE:
+            break
+        else:
+            raise AssertionError(f"unknown message {kind!r}")
+    runner.close()
+    dist.destroy_process_group()

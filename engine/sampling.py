@@ -1,0 +1,112 @@
+"""Per-request sampling parameters, validated when they are made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.core.errors import ConfigError
+from engine.options import require_int
+
+# Below this a division by the temperature would overflow, so the request is greedy.
+GREEDY_TEMPERATURE = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is sampled and when it ends.
+
+    `temperature=0` is greedy. `top_k=0` and `top_k=-1` keep every token, `max_tokens=None` runs
+    to `max_model_len`. The order of the filters is temperature, top-k, top-p, min-p. A request
+    with `seed` gives the same tokens whatever else runs. `stop` holds strings that are cut from
+    the text; `stop_token_ids` end the output and stay in `token_ids`. Before `min_tokens` outputs
+    no stop rule counts and the stop ids cannot be drawn.
+
+    Raises:
+        ConfigError: a value is impossible.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        self._normalise_stops()
+        for name in (
+            "ignore_eos",
+            "detokenize",
+            "skip_special_tokens",
+            "include_stop_str_in_output",
+        ):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(name, getattr(self, name), "must be True or False")
+        if self.stop and not self.detokenize:
+            raise ConfigError("detokenize", False, "must be True when stop strings are given")
+
+    def _check_numbers(self) -> None:
+        _require_within("temperature", self.temperature, 0.0, None)
+        _require_within("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise ConfigError("top_p", self.top_p, "must be above 0 and at most 1")
+        _require_within("min_p", self.min_p, 0.0, 1.0)
+        require_int("top_k", self.top_k, -1)
+        if self.max_tokens is not None:
+            require_int("max_tokens", self.max_tokens, 1)  # B19
+        require_int("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            limit = f"must be at most max_tokens={self.max_tokens}"
+            raise ConfigError("min_tokens", self.min_tokens, limit)
+        if self.seed is not None:
+            require_int("seed", self.seed, -(2**63), 2**63 - 1)
+        if self.logprobs is not None:
+            require_int("logprobs", self.logprobs, 0, 20)
+
+    def _normalise_stops(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        for text in stop:
+            if not isinstance(text, str) or not text:
+                raise ConfigError("stop", text, "must be non-empty strings")
+        ids = tuple(self.stop_token_ids)
+        for token_id in ids:
+            require_int("stop_token_ids", token_id, 0)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", ids)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings in the order given."""
+        return tuple(self.stop)
+
+    @property
+    def is_greedy(self) -> bool:
+        """True if the most likely token is always taken."""
+        return self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def filters_tokens(self) -> bool:
+        """True if top-k, top-p or min-p can remove a token that temperature would allow."""
+        if self.is_greedy:
+            return False
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+
+def _require_within(option: str, value: object, least: float, most: float | None) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise ConfigError(option, value, "must be a finite number")
+    if value < least:
+        raise ConfigError(option, value, f"must be at least {least}")
+    if most is not None and value > most:
+        raise ConfigError(option, value, f"must be at most {most}")
