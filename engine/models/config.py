@@ -180,11 +180,12 @@ def _dtype(raw: Mapping[str, Any]) -> str:
 def _token_ids(value: object, where: str) -> list[int]:
     if value is None:
         return []
-    values = value if isinstance(value, list) else [value]
-    for item in values:
+    ids: list[int] = []
+    for item in value if isinstance(value, list) else [value]:
         if isinstance(item, bool) or not isinstance(item, int) or item < 0:
             raise UnsupportedModel(f"{where}: token id {item!r} is not a non-negative integer")
-    return values
+        ids.append(item)
+    return ids
 
 
 def _tokenizer_eos(folder: Path) -> list[int]:

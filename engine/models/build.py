@@ -1,0 +1,53 @@
+"""Building a model from its configuration."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+from engine.attention.base import AttentionBackend
+from engine.core.errors import ConfigError
+from engine.layers.sharding import check_tp_size
+from engine.models.config import DTYPES, ModelConfig
+from engine.models.decoder import Decoder
+from engine.parallel.group import TpGroup
+
+
+def resolve_dtype(option: str | torch.dtype, config: ModelConfig) -> torch.dtype:
+    """The dtype to run in; "auto" means the checkpoint's own."""
+    if isinstance(option, torch.dtype):
+        option = str(option).removeprefix("torch.")
+    name = config.dtype if option == "auto" else option
+    if name not in DTYPES:
+        raise ConfigError("dtype", option, f"must be auto or one of {', '.join(DTYPES)}")
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def build_model(
+    config: ModelConfig,
+    group: TpGroup,
+    backend: AttentionBackend,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    *,
+    max_position: int | None = None,
+    fused: bool | None = None,
+) -> Decoder:
+    """This rank's shard of the model, weights not yet loaded, in inference form.
+
+    `max_position` bounds the rotary table (default: the model's limit). `fused` chooses the Triton
+    kernels of the layers; by default they run on CUDA where Triton is installed.
+    """
+    check_tp_size(config, group.size)
+    device = torch.device(device)
+    limit = config.max_position_embeddings
+    if max_position is not None and max_position > limit:
+        raise ConfigError("max_model_len", max_position, f"the model reaches {limit} positions")
+    if fused is None:
+        fused = device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    with torch.no_grad():
+        model = Decoder(config, group, backend, dtype, device, fused, max_position or limit)
+    return model.eval()

@@ -1,0 +1,149 @@
+"""The dense decoder: Qwen3, Qwen2, Llama and Mistral are settings of it, not copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from engine.attention.base import AttentionBackend, AttentionMetadata
+from engine.layers.embedding import OutputHead, VocabParallelEmbedding, VocabParallelWeight
+from engine.layers.mlp import SwiGLU
+from engine.layers.norm import RMSNorm
+from engine.layers.rope import cos_sin_table
+from engine.layers.self_attention import AttentionShape, SelfAttention
+from engine.layers.weights import WeightSlice
+from engine.models.config import ModelConfig
+from engine.parallel.group import TpGroup
+
+
+class DecoderLayer(nn.Module):
+    """Attention and feed-forward, each behind a norm that also adds the residual."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        group: TpGroup,
+        backend: AttentionBackend,
+        dtype: torch.dtype,
+        device: torch.device,
+        fused: bool,
+    ) -> None:
+        super().__init__()
+        shape = AttentionShape(
+            config.hidden_size,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.qkv_bias,
+            config.o_bias,
+            config.qk_norm,
+            config.rms_norm_eps,
+        )
+        norm = (config.hidden_size, config.rms_norm_eps, dtype, device, fused)
+        self.input_norm = RMSNorm(*norm)
+        self.attention = SelfAttention(shape, group, backend, dtype, device, fused)
+        self.post_norm = RMSNorm(*norm)
+        self.mlp = SwiGLU(
+            config.hidden_size,
+            config.intermediate_size,
+            config.mlp_bias,
+            group,
+            dtype,
+            device,
+            fused,
+        )
+
+    def forward(
+        self,
+        hidden: Tensor,
+        residual: Tensor | None,
+        positions: Tensor,
+        cos_sin: Tensor,
+        kv_cache: Tensor,
+        meta: AttentionMetadata,
+    ) -> tuple[Tensor, Tensor]:
+        """(output still to be added, residual stream); the first layer has no residual yet."""
+        if residual is None:
+            residual, hidden = hidden, self.input_norm(hidden)
+        else:
+            hidden, residual = self.input_norm.add(hidden, residual)
+        hidden = self.attention(hidden, positions, cos_sin, kv_cache, meta)
+        hidden, residual = self.post_norm.add(hidden, residual)
+        return self.mlp(hidden), residual
+
+    def weight_slices(self, prefix: str) -> Iterator[WeightSlice]:
+        """Slices of the layer, named as HF names them."""
+        yield from self.input_norm.weight_slices(f"{prefix}input_layernorm.")
+        yield from self.attention.weight_slices(f"{prefix}self_attn.")
+        yield from self.post_norm.weight_slices(f"{prefix}post_attention_layernorm.")
+        yield from self.mlp.weight_slices(f"{prefix}mlp.")
+
+
+class Decoder(nn.Module):
+    """A dense decoder over a paged KV cache; one rank's shard of it."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        group: TpGroup,
+        backend: AttentionBackend,
+        dtype: torch.dtype,
+        device: torch.device,
+        fused: bool,
+        max_position: int,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        vocab = (config.vocab_size, config.hidden_size, group, dtype, device)
+        self.embedding = VocabParallelEmbedding(*vocab)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, group, backend, dtype, device, fused)
+            for _ in range(config.num_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device, fused)
+        table = self.embedding if config.tie_word_embeddings else VocabParallelWeight(*vocab)
+        self.head = OutputHead(table)
+        cos_sin = cos_sin_table(config.rope, config.head_dim, max_position, device)
+        self.register_buffer("cos_sin", cos_sin, persistent=False)
+        self.cos_sin: Tensor
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[Tensor],
+        meta: AttentionMetadata,
+    ) -> Tensor:
+        """Final hidden states [T, H] for int64 ids and positions [T].
+
+        `kv_caches` holds one [2, blocks, block_size, Hkv, D] tensor per layer.
+        """
+        hidden = self.embedding(input_ids)
+        residual: Tensor | None = None
+        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+            hidden, residual = layer(hidden, residual, positions, self.cos_sin, kv_cache, meta)
+        assert residual is not None  # a model has at least one layer
+        return self.norm.add(hidden, residual)[0]
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Logits [R, vocab] for chosen rows of the hidden states, equal on every rank."""
+        return self.head(hidden)
+
+    def weight_slices(self) -> Iterator[WeightSlice]:
+        """Every slice of every parameter, named as HF names them."""
+        yield from self.embedding.weight_slices("model.embed_tokens.")
+        for i, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer)
+            yield from layer.weight_slices(f"model.layers.{i}.")
+        yield from self.norm.weight_slices("model.norm.")
+        if not self.config.tie_word_embeddings:
+            yield from self.head.table.weight_slices("lm_head.")
+
+    def ignored_weights(self) -> frozenset[str]:
+        """A tied head may be stored as well; old checkpoints store the rotary frequencies."""
+        names = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(len(self.layers))}
+        if self.config.tie_word_embeddings:
+            names.add("lm_head.weight")
+        return frozenset(names)
