@@ -38,8 +38,10 @@ VERBS: dict[str, Verb] = {
     "log expand": Verb("engine.log_tools:expand_main", "write a log step by step"),
     "log trace": Verb("engine.log_tools:trace_main", "convert a log to a Perfetto trace"),
     "verify decisions": Verb("engine.decisions:main", "compare with recorded decisions"),
-    "verify search": Verb("properties.cli:search_main", "search for broken laws of the kernel"),
-    "verify conformance": Verb("properties.cli:conformance_main", "check a scheduler's conformance"),
+    "verify search": Verb("properties.cli:search_main", "search the kernel for broken laws"),
+    "verify conformance": Verb(
+        "properties.cli:conformance_main", "check a scheduler against the laws"
+    ),
     "golden": Verb("golden.cli:main", "compare the engine's numbers with HF Transformers"),
 }
 
