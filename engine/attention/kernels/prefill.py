@@ -1,0 +1,210 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators
+"""Paged prefill: the queries of a chunk attend to all earlier keys of their sequence, causally."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTuning:
+    """Launch parameters of the prefill kernel."""
+
+    block_m: int  # queries per program
+    block_n: int  # keys per iteration
+    num_warps: int
+    num_stages: int
+
+
+def default_tuning(head_dim: int, dtype: torch.dtype, max_seqlen_q: int) -> PrefillTuning:
+    """Tile sizes by head dim and dtype; short chunks take a smaller tile of queries."""
+    if dtype == torch.float32:
+        return PrefillTuning(block_m=32, block_n=32, num_warps=4, num_stages=1)
+    if max_seqlen_q <= 64:
+        return PrefillTuning(block_m=64, block_n=64, num_warps=4, num_stages=2)
+    if head_dim <= 64:
+        return PrefillTuning(block_m=128, block_n=64, num_warps=4, num_stages=3)
+    if head_dim <= 128:
+        return PrefillTuning(block_m=128, block_n=64, num_warps=8, num_stages=3)
+    return PrefillTuning(block_m=128, block_n=32, num_warps=8, num_stages=2)
+
+
+@triton.jit
+def _attend(
+    acc,
+    total,
+    m,
+    q,
+    k_base,
+    v_base,
+    table,
+    first_row,
+    begin,
+    end,
+    context,
+    block_stride,
+    token_stride,
+    scale_log2,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Add the keys of [begin, end) to the running softmax; MASKED tiles touch the diagonal."""
+    rows = first_row + tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    n = tl.arange(0, BLOCK_N)
+    for start in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
+        start = tl.multiple_of(start, BLOCK_N)
+        key = start + n
+        if PAGE % BLOCK_N == 0:
+            page = tl.load(table + start // PAGE).to(tl.int64)
+            offset = page * block_stride + (start % PAGE + n) * token_stride
+        elif MASKED:
+            pages = tl.load(table + key // PAGE, mask=key < context, other=0).to(tl.int64)
+            offset = pages * block_stride + (key % PAGE) * token_stride
+        else:
+            pages = tl.load(table + key // PAGE).to(tl.int64)
+            offset = pages * block_stride + (key % PAGE) * token_stride
+        k_at = k_base + offset[None, :] + d[:, None]
+        v_at = v_base + offset[:, None] + d[None, :]
+        if MASKED:
+            # Slots beyond the context may hold anything, even what is not a number.
+            live = key < context
+            k = tl.load(k_at, mask=live[None, :] & (d < D)[:, None], other=0.0)
+            v = tl.load(v_at, mask=live[:, None] & (d < D)[None, :], other=0.0)
+        elif BLOCK_D == D:
+            k = tl.load(k_at)
+            v = tl.load(v_at)
+        else:
+            k = tl.load(k_at, mask=(d < D)[:, None], other=0.0)
+            v = tl.load(v_at, mask=(d < D)[None, :], other=0.0)
+        score = tl.dot(q, k, input_precision=PRECISION) * scale_log2
+        if MASKED:
+            score = tl.where(key[None, :] <= rows[:, None], score, float("-inf"))
+        m_new = tl.maximum(m, tl.max(score, axis=1))
+        p = tl.exp2(score - m_new[:, None])
+        shrink = tl.exp2(m - m_new)
+        total = total * shrink + tl.sum(p, axis=1)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+        m = m_new
+    return acc, total, m
+
+
+@triton.jit(do_not_specialize_on_alignment=["table_ptr", "context_ptr", "bounds_ptr"])
+def _prefill_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    context_ptr,
+    bounds_ptr,
+    out_ptr,
+    scale_log2,
+    table_stride,
+    block_stride,
+    token_stride,
+    head_stride,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    head = tl.program_id(0)
+    chunk = tl.program_id(2)
+    num_heads = tl.num_programs(0)
+    first_token = tl.load(bounds_ptr + chunk)
+    num_queries = tl.load(bounds_ptr + chunk + 1) - first_token
+    # Late tiles see the most keys: they start first, so that the last ones to run are short.
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    if tile * BLOCK_M >= num_queries:
+        return
+    context = tl.load(context_ptr + chunk)
+    prefix = context - num_queries
+    m_offsets = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    mask = (m_offsets < num_queries)[:, None] & (d < D)[None, :]
+    at = ((first_token + m_offsets).to(tl.int64) * num_heads + head)[:, None] * D + d[None, :]
+    q = tl.load(q_ptr + at, mask=mask, other=0.0)
+
+    first_row = prefix + tile * BLOCK_M
+    diagonal = (first_row + 1) // BLOCK_N * BLOCK_N  # every row of the tile sees all keys before
+    end = tl.minimum(context, first_row + BLOCK_M)
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    kv_offset = (head // GROUP) * head_stride
+    table = table_ptr + chunk.to(tl.int64) * table_stride
+    acc, total, m = _attend(
+        acc, total, m, q, k_ptr + kv_offset, v_ptr + kv_offset, table, first_row,
+        0, diagonal, context, block_stride, token_stride, scale_log2,
+        D, PAGE, BLOCK_M, BLOCK_D, BLOCK_N, STAGES, False, PRECISION,
+    )  # fmt: skip
+    acc, total, m = _attend(
+        acc, total, m, q, k_ptr + kv_offset, v_ptr + kv_offset, table, first_row,
+        diagonal, end, context, block_stride, token_stride, scale_log2,
+        D, PAGE, BLOCK_M, BLOCK_D, BLOCK_N, STAGES, True, PRECISION,
+    )  # fmt: skip
+    out = acc / total[:, None]
+    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def paged_prefill(
+    q: Tensor,
+    kv_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    scale: float,
+    out: Tensor,
+    tuning: PrefillTuning | None = None,
+) -> None:
+    """Attention of the chunks' queries [T, Hq, D] into `out`; chunk i is rows cu[i]..cu[i+1]."""
+    _, num_heads, head_dim = q.shape
+    _, _, page, num_kv_heads, _ = kv_cache.shape
+    assert q.is_contiguous()
+    assert out.is_contiguous()
+    if tuning is None:
+        tuning = default_tuning(head_dim, q.dtype, max_seqlen_q)
+    keys = kv_cache[0]
+    grid = (num_heads, triton.cdiv(max_seqlen_q, tuning.block_m), context_lens.shape[0])
+    _prefill_kernel[grid](
+        q,
+        keys,
+        kv_cache[1],
+        block_tables,
+        context_lens,
+        cu_seqlens_q,
+        out,
+        scale * _LOG2_E,
+        block_tables.stride(0),
+        keys.stride(0),
+        keys.stride(1),
+        keys.stride(2),
+        GROUP=num_heads // num_kv_heads,
+        D=head_dim,
+        PAGE=page,
+        BLOCK_M=tuning.block_m,
+        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_N=tuning.block_n,
+        STAGES=tuning.num_stages,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=tuning.num_warps,
+    )
