@@ -1,1 +1,46 @@
 """The shared kernel: scheduler, block manager and the data that crosses their boundary."""
+
+from engine.core.audit import audit
+from engine.core.config import KernelConfig
+from engine.core.errors import ConfigError, InputError, KernelBug, LockstepError, RequestRejected
+from engine.core.fake import fake_token
+from engine.core.plan import (
+    Admission,
+    Chunk,
+    DecodeBatch,
+    DecodeRun,
+    Entry,
+    Finished,
+    NewBlocks,
+    StepOutcome,
+    StepPlan,
+)
+from engine.core.request import Request, RequestId
+from engine.core.scheduler import Scheduler, StepOrderError, UnknownRequest
+from engine.core.tokens import Prompt
+
+__all__ = [
+    "Admission",
+    "Chunk",
+    "ConfigError",
+    "DecodeBatch",
+    "DecodeRun",
+    "Entry",
+    "Finished",
+    "InputError",
+    "KernelBug",
+    "KernelConfig",
+    "LockstepError",
+    "NewBlocks",
+    "Prompt",
+    "Request",
+    "RequestId",
+    "RequestRejected",
+    "Scheduler",
+    "StepOrderError",
+    "StepOutcome",
+    "StepPlan",
+    "UnknownRequest",
+    "audit",
+    "fake_token",
+]

@@ -30,8 +30,8 @@ class InputError(LockstepError, ValueError):
 class RequestRejected(LockstepError, ValueError):
     """A request that can never run was refused before any state changed.
 
-    `reason` is a stable word (`prompt_empty`, `prompt_too_long`, `pool_too_small`,
-    `max_tokens`, `duplicate_id`, ...); the message also names the limit and the number that broke it.
+    `reason` is a stable word (`prompt_empty`, `prompt_too_long`, `pool_too_small`, `max_tokens`,
+    `min_tokens`, `duplicate_id`); the message names the limit and the number that broke it.
     """
 
     def __init__(self, request_id: object, reason: str, detail: str) -> None:

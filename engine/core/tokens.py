@@ -1,9 +1,9 @@
 """Token sequences that may be lazy: explicit ids, ranges, or spans of ranges.
 
 A *content* is the canonical form of some consecutive tokens: a `range` with step 1 where the
-ids count upwards by one, else the bytes of their little-endian int64 array. Two contents are equal if and
-only if their token ids are, so the prefix cache compares contents and never materialises a
-simulated prompt.
+ids count upwards by one, else the bytes of their little-endian int64 array. Two contents are
+equal if and only if their token ids are, so the prefix cache compares contents and never
+materialises a simulated prompt.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
+from typing import overload
 
 Content = range | bytes
 
@@ -94,7 +95,13 @@ class Prompt(Sequence[int]):
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def __getitem__(self, key):  # type: ignore[no-untyped-def]
+    @overload
+    def __getitem__(self, key: int) -> int: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> array[int]: ...
+
+    def __getitem__(self, key: int | slice) -> int | array[int]:
         if isinstance(key, slice):
             start, stop, step = key.indices(len(self))
             tokens = self.tokens(start, max(start, stop))

@@ -1,0 +1,194 @@
+"""The sequences that decode, kept so that a step costs what changes in it and not what runs.
+
+Every decode step moves all members on by one token, so a member stores `base` and its number of
+tokens is `base + clock`. Members whose next block comes due are found through a calendar of
+block_size phases, those that reach their length limit through a heap, and sampled tokens are
+kept as one column per step until somebody asks for a member's own.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from operator import attrgetter
+
+from engine.core.plan import NO_DECODES, DecodeBatch
+from engine.core.request import RequestId
+from engine.core.sequence import Sequence
+
+_BY_SERIAL = attrgetter("serial")
+
+
+class DecodeSet:
+    """Members in running order, their clock, and the batch that consecutive plans share."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.clock = 0
+        self.members: dict[RequestId, Sequence] = {}
+        self.batch = NO_DECODES
+        self._rows: list[Sequence] = []  # of `batch`
+        self._stale = False  # whether members have changed since `batch` was made
+        self._generation = 0
+        self._phases: dict[int, dict[RequestId, Sequence]] = {}
+        self._limits: list[tuple[int, int, RequestId]] = []  # (clock at the limit, serial, id)
+        self._columns: list[Seq[int]] = []  # tokens that rows of `batch` have not all absorbed
+        self._run: list[Seq[int]] | None = None  # the same, by row, during a run of steps
+        self._run_steps = 0
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    # Membership ---------------------------------------------------------------------------
+
+    def join(self, sequence: Sequence, num_tokens: int) -> None:
+        """Adds a sequence that has `num_tokens` tokens, the last of them not yet computed."""
+        sequence.decoding = True
+        sequence.base = num_tokens - self.clock
+        last = next(reversed(self.members.values()), None)
+        self.members[sequence.request_id] = sequence
+        if last is not None and last.serial > sequence.serial:
+            self.members = {s.request_id: s for s in sorted(self.members.values(), key=_BY_SERIAL)}
+        self._enter(sequence)
+        self._stale = True
+
+    def leave(self, sequence: Sequence) -> None:
+        """Takes a member out; its row of the current batch stays until `detach`."""
+        del self.members[sequence.request_id]
+        del self._phases[sequence.base % self.block_size][sequence.request_id]
+        self._stale = True
+
+    def detach(self, sequence: Sequence) -> None:
+        """Gives a sequence all tokens of its row, which nobody fills from now on."""
+        if sequence.decoding:
+            self._absorb(sequence)
+            sequence.decoding = False
+
+    def _enter(self, sequence: Sequence) -> None:
+        phase = self._phases.setdefault(sequence.base % self.block_size, {})
+        phase[sequence.request_id] = sequence
+        entry = (sequence.limit - sequence.base, sequence.serial, sequence.request_id)
+        heapq.heappush(self._limits, entry)
+
+    # Time ---------------------------------------------------------------------------------
+
+    def due(self, remainder: int) -> list[Sequence]:
+        """Members whose number of tokens leaves `remainder` modulo the block size, in order."""
+        phase = self._phases.get((remainder - self.clock) % self.block_size)
+        if not phase:
+            return []
+        return sorted(phase.values(), key=_BY_SERIAL)
+
+    def num_due(self, remainder: int, clock: int) -> int:
+        """How many members would be due at another clock."""
+        return len(self._phases.get((remainder - clock) % self.block_size, ()))
+
+    def num_tokens(self, sequence: Sequence) -> int:
+        """Tokens of a member, the one that is being sampled included."""
+        return sequence.base + self.clock
+
+    def tick(self, held_back: Seq[Sequence] = ()) -> None:
+        """One decode step: every member gains a token, except those held back."""
+        self.clock += 1
+        for sequence in held_back:
+            del self._phases[sequence.base % self.block_size][sequence.request_id]
+            sequence.base -= 1
+            self._enter(sequence)
+
+    def take_at_limit(self) -> list[Sequence]:
+        """Takes out the members whose newest token is their last one, in running order."""
+        limits = self._limits
+        ending: list[Sequence] = []
+        while limits and limits[0][0] <= self.clock:
+            sequence = self._valid(heapq.heappop(limits))
+            if sequence is not None:
+                self.leave(sequence)
+                ending.append(sequence)
+        ending.sort(key=_BY_SERIAL)
+        return ending
+
+    def next_limit(self) -> int | None:
+        """The clock at which the next member reaches its limit."""
+        limits = self._limits
+        while limits and self._valid(limits[0]) is None:
+            heapq.heappop(limits)
+        return limits[0][0] if limits else None
+
+    def _valid(self, entry: tuple[int, int, RequestId]) -> Sequence | None:
+        """The member that a heap entry speaks of, unless it left or was held back since."""
+        clock, serial, request_id = entry
+        sequence = self.members.get(request_id)
+        if sequence is None or sequence.serial != serial or sequence.limit - sequence.base != clock:
+            return None
+        return sequence
+
+    # The shared batch -----------------------------------------------------------------------
+
+    def make_batch(self, num_rows: int) -> DecodeBatch:
+        """The batch of the oldest `num_rows` members; the previous one if nothing changed."""
+        if num_rows == 0:
+            return NO_DECODES
+        if not self._stale and num_rows == len(self._rows):
+            return self.batch
+        self.absorb_all()
+        self._rows = [*self.members.values()][:num_rows]
+        for row, sequence in enumerate(self._rows):
+            sequence.row = row
+            sequence.absorbed = 0
+        self._generation += 1
+        ids = tuple([sequence.request_id for sequence in self._rows])
+        # A plan's clock is that before its tick, and it computes the token before the newest.
+        bases = tuple([sequence.base - 1 for sequence in self._rows])
+        self.batch = DecodeBatch(self._generation, ids, bases)
+        self._stale = False
+        return self.batch
+
+    def add_column(self, tokens: Seq[int]) -> None:
+        """Books one sampled token per row of the current batch."""
+        self._columns.append(tokens)
+
+    def begin_run(self, tokens: Callable[[int], Seq[int]]) -> None:
+        """From here on, row i's sampled tokens are those of `tokens(i)`."""
+        self.absorb_all()
+        self._run = [tokens(row) for row in range(len(self._rows))]
+
+    def step_run(self) -> None:
+        """Books one more step of the run."""
+        self._run_steps += 1
+
+    def run_token(self, row: int, step: int) -> int:
+        """The token that a row sampled in one step of the run."""
+        assert self._run is not None, "a run has begun"
+        return self._run[row][step]
+
+    def end_run(self) -> None:
+        """Gives every row its tokens of the run."""
+        self.absorb_all()
+
+    def absorb(self, sequence: Sequence) -> None:
+        """Completes the outputs of a member."""
+        if sequence.decoding:
+            self._absorb(sequence)
+
+    def _absorb(self, sequence: Sequence) -> None:
+        row, absorbed = sequence.row, sequence.absorbed
+        if row >= len(self._rows) or self._rows[row] is not sequence:
+            return
+        if self._run is not None:
+            sequence.outputs.extend(self._run[row][absorbed : self._run_steps])
+            sequence.absorbed = self._run_steps
+        else:
+            sequence.outputs.extend([column[row] for column in self._columns[absorbed:]])
+            sequence.absorbed = len(self._columns)
+
+    def absorb_all(self) -> None:
+        """Completes the outputs of all rows and forgets the columns."""
+        if self._columns or self._run is not None:
+            for sequence in self._rows:
+                if sequence.decoding:
+                    self._absorb(sequence)
+                sequence.absorbed = 0
+        self._columns = []
+        self._run = None
+        self._run_steps = 0

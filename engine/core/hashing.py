@@ -1,0 +1,105 @@
+"""The chain of block keys: one interned node per distinct (prefix, block) that anybody needs.
+
+A key is a *node*, not a number. The hash only finds candidates; a node is the right one if its
+parent node and its tokens are the same, so a collision can never return foreign KV (K11).
+"""
+
+from __future__ import annotations
+
+import json
+
+import xxhash
+
+from engine.core.tokens import Content, content_bytes
+
+ExtraKeys = tuple[tuple[str, str], ...]
+
+
+class ChainNode:
+    """One block of tokens behind one exact prefix.
+
+    `blocks` are the pool's blocks registered under this key, in order of registration (K3).
+    `pins` counts registered blocks, child nodes and sequences that rest on the node; it lives in
+    the index for as long as that is not zero.
+    """
+
+    __slots__ = ("blocks", "collision", "content", "hash", "parent", "pins")
+
+    def __init__(self, hash_: int, parent: ChainNode | None, content: Content) -> None:
+        self.hash = hash_
+        self.parent = parent
+        self.content = content
+        self.blocks: list[int] = []
+        self.pins = 0
+        self.collision: ChainNode | None = None
+
+
+class PrefixIndex:
+    """All live chain nodes, found by hash and told apart by prefix and tokens."""
+
+    def __init__(self, hash_bits: int) -> None:
+        self._mask = (1 << hash_bits) - 1
+        self._buckets: dict[int, ChainNode] = {}
+        self._roots: dict[ExtraKeys, ChainNode] = {}
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.nodes())
+
+    def nodes(self) -> list[ChainNode]:
+        """Every live node except the roots, for audits."""
+        found: list[ChainNode] = []
+        for node in self._buckets.values():
+            chained: ChainNode | None = node
+            while chained is not None:
+                found.append(chained)
+                chained = chained.collision
+        return found
+
+    def root(self, extra_keys: ExtraKeys) -> ChainNode:
+        """The node of the empty prefix; each set of typed extra keys has a tree of its own."""
+        root = self._roots.get(extra_keys)
+        if root is None:
+            seed = xxhash.xxh64_intdigest(json.dumps(extra_keys).encode()) & self._mask
+            root = self._roots[extra_keys] = ChainNode(seed, None, b"")
+            root.pins = 1  # roots stay
+        return root
+
+    def intern(self, parent: ChainNode, content: Content) -> ChainNode:
+        """The node of `content` behind `parent`, made if it does not exist (K2).
+
+        The caller pins a new node before anything else happens.
+        """
+        key = xxhash.xxh64_intdigest(content_bytes(content), parent.hash) & self._mask
+        node = head = self._buckets.get(key)
+        while node is not None:
+            if node.parent is parent and node.content == content:
+                return node
+            node = node.collision
+        node = ChainNode(key, parent, content)
+        node.collision = head
+        self._buckets[key] = node
+        parent.pins += 1
+        return node
+
+    def unpin(self, node: ChainNode) -> None:
+        """Takes one pin away and forgets nodes, upwards, that nothing needs any longer."""
+        node.pins -= 1
+        while node.pins == 0:
+            self._forget(node)
+            parent = node.parent
+            assert parent is not None, "roots are never forgotten"
+            node = parent
+            node.pins -= 1
+
+    def _forget(self, node: ChainNode) -> None:
+        head = self._buckets[node.hash]
+        if head is node:
+            if node.collision is None:
+                del self._buckets[node.hash]
+            else:
+                self._buckets[node.hash] = node.collision
+            return
+        while head.collision is not node:
+            assert head.collision is not None, "a live node is in its bucket"
+            head = head.collision
+        head.collision = node.collision

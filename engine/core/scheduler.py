@@ -1,0 +1,350 @@
+"""The scheduler: requests in, step plans out; no clock, no randomness, no tensors.
+
+`schedule()` decides a step, the caller computes it, `commit()` books its tokens. The policy
+decides; the block manager keeps the tables; this file keeps the order of events.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Collection
+from collections.abc import Sequence as Seq
+
+from engine.core.block_manager import BlockManager
+from engine.core.config import KernelConfig
+from engine.core.errors import KernelBug, LockstepError
+from engine.core.lifecycle import Ending, check_request, length_limit
+from engine.core.plan import DecodeRun, Finished, NewBlocks, StepOutcome, StepPlan
+from engine.core.policies import make_policy
+from engine.core.request import Request, RequestId
+from engine.core.sequence import Sequence
+from engine.core.state import KernelState
+from engine.core.step import OpenStep, Step
+
+
+class UnknownRequest(LockstepError, KeyError):
+    """No live request has this id."""
+
+
+class StepOrderError(LockstepError, RuntimeError):
+    """schedule, commit and discard were called in an order that the contract forbids."""
+
+
+class Scheduler:
+    """One scheduler with its block pool; copyable with `copy.deepcopy`.
+
+    At most one plan is open between `schedule` and `commit`, two with `async_scheduling`.
+    """
+
+    def __init__(self, config: KernelConfig) -> None:
+        self.config = config
+        self.policy = make_policy(config)
+        manager = BlockManager(config, self.policy.unregistered_first, self.policy.serve_newest)
+        self.state = KernelState(config, manager)
+        self._open: deque[OpenStep] = deque()
+        self._aborting: dict[RequestId, None] = {}
+        self._ending = Ending(self.state)
+        self._next_step = 0
+
+    # Requests -----------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Puts a request at the back of waiting.
+
+        Raises:
+            RequestRejected: it can never run (C1), or its id is in use; nothing has changed.
+        """
+        check_request(self.config, request, self._ids_in_use(request.request_id))
+        sequence = Sequence(request, length_limit(self.config, request))
+        self.state.sequences[request.request_id] = sequence
+        self.state.waiting.append(sequence)
+        self._ending.watch(sequence)
+
+    def abort(self, request_id: RequestId) -> Finished | None:
+        """Ends a request; while a plan is open that happens at its commit, and None is returned.
+
+        Raises:
+            UnknownRequest: no live request has this id.
+        """
+        sequence = self._sequence(request_id)
+        if self._open:
+            self._aborting[request_id] = None
+            return None
+        return self._retire(sequence, "abort")
+
+    # Steps --------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan:
+        """Decides the next step.
+
+        Raises:
+            StepOrderError: there is no work, or too many plans are open.
+        """
+        if not self.has_work:
+            raise StepOrderError("schedule() was called without work")
+        if len(self._open) > self.config.async_scheduling:
+            raise StepOrderError("schedule() was called with an uncommitted plan")
+        step = self._begin_step()
+        self.policy.fill(self.state, step)
+        plan = step.plan(self._next_step, self.state)
+        self._check_progress(plan)
+        self._open.append(self._book(step, plan))
+        return plan
+
+    def commit(
+        self, plan: StepPlan, token_ids: Seq[int], stopped: Collection[RequestId] = ()
+    ) -> StepOutcome:
+        """Books the tokens of the oldest open plan, one per id of `plan.sampled_ids`.
+
+        `stopped` are ids that a stop string ended with this token. A commit that raises has
+        changed nothing.
+        """
+        record = self._oldest_open(plan)
+        sampled = plan.sampled_ids
+        if len(token_ids) != len(sampled):
+            raise StepOrderError(
+                f"commit() of step {plan.step}: {len(token_ids)} tokens for {len(sampled)} entries"
+            )
+        for request_id in stopped:
+            self._sequence(request_id)
+        self._open.popleft()
+        self._seal(record.unsealed)
+        self._book_tokens(record, token_ids)
+        reasons = self._ending.reasons(record, sampled, token_ids, stopped, self._aborting)
+        finished = self._finish(reasons, sampled)
+        for sequence in record.voided:
+            self.state.manager.release(sequence)
+        if record.voided or any(ended.reason == "abort" for ended in finished):
+            dropped = {sequence.request_id for sequence in record.voided}
+            dropped.update(ended.request_id for ended in finished if ended.reason == "abort")
+            kept = [pair for pair in zip(sampled, token_ids, strict=True) if pair[0] not in dropped]
+            sampled, token_ids = [pair[0] for pair in kept], [pair[1] for pair in kept]
+        return StepOutcome(plan.step, sampled, token_ids, finished)
+
+    def discard(self, plan: StepPlan) -> tuple[Finished, ...]:
+        """Undoes a step that failed: its keys are taken back and its requests end with `error`.
+
+        Plans made after it are discarded with it. Preempted requests stay in waiting.
+        """
+        self._oldest_open(plan)
+        failed: dict[RequestId, None] = {}
+        records, self._open = [*self._open], deque()
+        for record in records:
+            for block_id in record.sealed:
+                self.state.manager.pool.unregister(block_id)
+            failed.update(dict.fromkeys(entry.request_id for entry in record.plan.entries))
+            for sequence in record.voided:
+                self.state.manager.release(sequence)
+        reasons = {**dict.fromkeys(self._aborting, "abort"), **dict.fromkeys(failed, "error")}
+        return self._finish(reasons, ())
+
+    # Runs of equal decode steps ---------------------------------------------------------------
+
+    def decode_horizon(self, plan: StepPlan) -> int:
+        """Steps from the open `plan` on that are certain to decode its rows and nothing else.
+
+        Only the last of them may finish requests. At least 1.
+        """
+        state, decodes = self.state, self.state.decodes
+        record = self._oldest_open(plan)
+        if plan.chunks or plan.preempted or record.ending or self._aborting or len(self._open) > 1:
+            return 1
+        num_rows = len(plan.decode)
+        if state.partials or num_rows != len(decodes) or self._ending.may_stop():
+            return 1
+        if not self.policy.admits_none(state, num_rows):
+            return 1
+        limit = decodes.next_limit()
+        assert limit is not None, "L3: every member has a limit"
+        horizon = limit - decodes.clock + 1
+        free = state.manager.pool.num_free
+        for steps in range(1, horizon):
+            free -= decodes.num_due(1 % decodes.block_size, decodes.clock + steps - 1)
+            if free < 0:
+                return steps
+        return horizon
+
+    def run_decode(
+        self, plan: StepPlan, num_steps: int, tokens: Callable[[int], Seq[int]]
+    ) -> DecodeRun:
+        """Commits `plan` and the `num_steps - 1` decode steps after it, all in one go.
+
+        Does what schedule() and commit() would do one by one. `tokens(row)` gives the sampled ids
+        of a row, one per step; `num_steps` is at most `decode_horizon(plan)`.
+        """
+        state, decodes = self.state, self.state.decodes
+        record = self._oldest_open(plan)
+        blocks: list[tuple[int, NewBlocks]] = [(0, new) for new in plan.new_blocks]
+        rows = range(len(plan.decode))
+        last_tokens: list[int] = []
+        decodes.begin_run(tokens)
+        for offset in range(num_steps):
+            if offset:
+                step = Step(self.config.max_num_batched_tokens, tokens_open=False)
+                state.manager.sealed_in_step = {}
+                self.policy.serve(state, step, len(rows), [])
+                blocks.extend((offset, new) for new in step.new_blocks)
+                record = self._book(step, plan)
+            num_free = state.manager.pool.num_free
+            self._seal(record.unsealed)
+            decodes.step_run()
+        last_tokens = [decodes.run_token(row, num_steps - 1) for row in rows]
+        decodes.end_run()
+        self._open.popleft()
+        reasons = {sequence.request_id: "length" for sequence in record.ending}
+        finished = self._finish(reasons, plan.decode.request_ids)
+        outcome = StepOutcome(
+            plan.step + num_steps - 1, plan.decode.request_ids, last_tokens, finished
+        )
+        return DecodeRun(plan.step, num_steps, plan.decode, tuple(blocks), num_free, outcome)
+
+    # Views --------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything waits or runs."""
+        return bool(self.state.waiting or self.state.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in waiting, half-done prompts of `prefill_first` included."""
+        return len(self.state.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests in running."""
+        return len(self.state.running)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no table holds."""
+        return self.state.manager.pool.num_free
+
+    @property
+    def open_plans(self) -> tuple[StepPlan, ...]:
+        """Plans that are neither committed nor discarded, oldest first."""
+        return tuple(record.plan for record in self._open)
+
+    def waiting_ids(self) -> list[RequestId]:
+        """Waiting requests, front first."""
+        return [sequence.request_id for sequence in self.state.waiting]
+
+    def running_ids(self) -> list[RequestId]:
+        """Running requests, oldest first."""
+        return [*self.state.running]
+
+    def free_order(self) -> list[int]:
+        """All free blocks, the next one to be handed out first. O(pool): for tests."""
+        return self.state.manager.pool.free_order()
+
+    def block_table(self, request_id: RequestId) -> tuple[int, ...]:
+        """The request's blocks in order of position."""
+        return tuple(self._sequence(request_id).table)
+
+    def num_tokens(self, request_id: RequestId) -> int:
+        """Prompt and outputs, tokens of open plans included."""
+        sequence = self._sequence(request_id)
+        return self.state.decodes.num_tokens(sequence) if sequence.decoding else sequence.num_known
+
+    def num_computed_tokens(self, request_id: RequestId) -> int:
+        """Leading tokens whose KV is valid, or will be once the open plans are computed."""
+        sequence = self._sequence(request_id)
+        if sequence.decoding:
+            return self.state.decodes.num_tokens(sequence) - 1  # S5
+        return sequence.num_computed
+
+    def output_token_ids(self, request_id: RequestId) -> array[int]:
+        """The outputs so far."""
+        sequence = self._sequence(request_id)
+        self.state.decodes.absorb(sequence)
+        return sequence.outputs[:]
+
+    # Parts --------------------------------------------------------------------------------
+
+    def _ids_in_use(self, request_id: RequestId) -> Collection[RequestId]:
+        """Live ids; one that ended lives on while an open plan still holds its blocks."""
+        voided = {s.request_id for record in self._open for s in record.voided}
+        return {request_id} if request_id in voided else self.state.sequences
+
+    def _begin_step(self) -> Step:
+        self.state.manager.sealed_in_step = {}
+        return Step(self.config.max_num_batched_tokens, tokens_open=bool(self._open))
+
+    def _book(self, step: Step, plan: StepPlan) -> OpenStep:
+        """Books a decided step: its counts grow, and it is open until its commit."""
+        state = self.state
+        self._next_step += 1
+        sequences = [sequence for sequence, _ in step.chunks]
+        ending = step.book(state)
+        sealed = [*state.manager.sealed_in_step]
+        return OpenStep(plan, sequences, ending, step.unsealed, sealed)
+
+    def _check_progress(self, plan: StepPlan) -> None:
+        if not plan.num_entries and self.config.reject_impossible and not self._open:
+            raise KernelBug("L1", f"step {plan.step} schedules nothing although there is work")
+
+    def _oldest_open(self, plan: StepPlan) -> OpenStep:
+        if not self._open or self._open[0].plan is not plan:
+            raise StepOrderError(f"the plan of step {plan.step} is not the oldest open one")
+        return self._open[0]
+
+    def _sequence(self, request_id: RequestId) -> Sequence:
+        sequence = self.state.sequences.get(request_id)
+        if sequence is None:
+            raise UnknownRequest(f"no live request {request_id!r}")
+        return sequence
+
+    def _seal(self, filled: list[tuple[Sequence, int]]) -> None:
+        """Registers full blocks, in batch order, of those that still hold them."""
+        for sequence, num_computed in filled:
+            if sequence.table and sequence.request_id in self.state.sequences:
+                self.state.decodes.absorb(sequence)
+                self.state.manager.seal(sequence, num_computed)
+
+    def _book_tokens(self, record: OpenStep, token_ids: Seq[int]) -> None:
+        """Hands every live entry its token; the decode part as one column where it can."""
+        plan, decodes, sequences = record.plan, self.state.decodes, self.state.sequences
+        column = token_ids
+        if plan.chunks:
+            by_id = dict(zip(plan.sampled_ids, token_ids, strict=True))
+            for sequence in record.chunk_sequences:
+                if sequence.request_id in by_id and sequence.request_id in sequences:
+                    sequence.outputs.append(by_id[sequence.request_id])
+            column = [by_id[request_id] for request_id in plan.decode.request_ids]
+        if plan.decode is decodes.batch and column:
+            decodes.add_column(column)
+            return
+        for request_id, token_id in zip(plan.decode.request_ids, column, strict=True):
+            if request_id in sequences:
+                sequences[request_id].outputs.append(token_id)
+
+    def _finish(
+        self, reasons: dict[RequestId, str], sampled: Seq[RequestId]
+    ) -> tuple[Finished, ...]:
+        """Ends requests in batch order, each releasing its blocks before the next (A8)."""
+        if not reasons:
+            return ()
+        self._aborting = {}
+        sequences = self.state.sequences
+        ending = [sequences[request_id] for request_id in reasons if request_id in sequences]
+        ending.sort(key=lambda sequence: sequence.serial)
+        finished = []
+        for sequence in ending:
+            reason = reasons[sequence.request_id]
+            ended = self._retire(sequence, reason)
+            if reason == "abort" and sequence.request_id in sampled:
+                sequence.outputs.pop()  # the abort came before this token
+            finished.append(ended)
+        return tuple(finished)
+
+    def _retire(self, sequence: Sequence, reason: str) -> Finished:
+        """Ends a request; blocks that an open plan still writes are kept until its commit."""
+        self.state.remove(sequence)
+        self._ending.unwatch(sequence)
+        writer = next((r for r in reversed(self._open) if r.has(sequence.request_id)), None)
+        if writer is None:
+            self.state.manager.release(sequence)
+        else:
+            writer.voided.append(sequence)
+        return Finished(sequence.request_id, reason, sequence.outputs)
