@@ -24,9 +24,14 @@ def twin_steps(workload: Workload) -> frozenset[int]:
     if workload.policy != "prefill_first":
         return frozenset()
     model = _NanoCache(workload)
-    return frozenset(
-        index for index, step in enumerate(workload.steps) if model.step_has_short_lookup(step)
-    )
+    found: set[int] = set()
+    for index, step in enumerate(workload.steps):
+        try:
+            if model.step_has_short_lookup(step):
+                found.add(index)
+        except (LookupError, ValueError, TypeError, StopIteration):
+            break  # the recording contradicts itself here, which excuses nothing
+    return frozenset(found)
 
 
 class _NanoCache:
