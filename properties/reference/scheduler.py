@@ -25,6 +25,7 @@ class ReferenceSequence:
         self.sampled_since_admission = False
         self.preempted_before = False
         self.aborted = False
+        self.serial = 0  # place in the order of entering `running`
 
     @property
     def remaining(self) -> int:
@@ -80,6 +81,7 @@ class ReferenceScheduler:
         self.waiting: list[ReferenceSequence] = []
         self.running: list[ReferenceSequence] = []
         self.step = 0
+        self._next_serial = 1
         self._open: tuple[ReferencePlan, list[tuple[ReferenceSequence, int]]] | None = None
 
     # ---- what the caller sees ----
@@ -129,9 +131,9 @@ class ReferenceScheduler:
         self.waiting.append(ReferenceSequence(request))
 
     def abort(self, request_id: RequestId) -> Finished | None:
-        """Ends a request now, or at the commit of the open step that computes it (L8)."""
+        """Ends a request now, or at the commit of the open step (L8)."""
         sequence = self.find(request_id)
-        if self._open and any(member is sequence for member, _ in self._open[1]):
+        if self._open:
             sequence.aborted = True
             return None
         return self._finish(sequence, "abort")
@@ -173,22 +175,21 @@ class ReferenceScheduler:
         tokens = iter(token_ids)
         sampled: list[RequestId] = []
         kept: list[int] = []
-        finished: list[Finished] = []
+        ending: list[tuple[ReferenceSequence, str]] = []
         for sequence, count in batch:
             if self.config.policy == "prefill_first":
                 self._register_full_blocks(sequence, count, plan.step)
             sequence.computed += count
             token = next(tokens) if sequence.remaining == 0 else None
-            if sequence.aborted:
-                finished.append(self._finish(sequence, "abort"))
-            elif token is not None:
+            if token is not None and not sequence.aborted:
                 sampled.append(sequence.request_id)
                 kept.append(token)
                 self._append_token(sequence, token)
                 reason = self._finish_reason(sequence, token, sequence.request_id in stopped)
                 if reason:
-                    finished.append(self._finish(sequence, reason))
-        return StepOutcome(plan.step, tuple(sampled), tuple(kept), tuple(finished))
+                    ending.append((sequence, reason))
+        finished = self._end_all(ending)
+        return StepOutcome(plan.step, tuple(sampled), tuple(kept), finished)
 
     def discard(self, plan: ReferencePlan) -> tuple[Finished, ...]:
         """Undoes a failed step: its keys go, its requests end with `error`."""
@@ -198,7 +199,15 @@ class ReferenceScheduler:
         for block in self.pool.blocks:
             if block.key is not None and block.registered_step == plan.step:
                 self.pool.unregister(block)
-        return tuple(self._finish(sequence, "error") for sequence, _ in batch)
+        return self._end_all([(member, "error") for member, _ in batch if not member.aborted])
+
+    def _end_all(self, ending: list[tuple[ReferenceSequence, str]]) -> tuple[Finished, ...]:
+        """Ends these and the aborted ones in order of admission, one after the other."""
+        for sequence in self.waiting + self.running:
+            if sequence.aborted:
+                ending.append((sequence, "abort"))
+        ending.sort(key=lambda pair: pair[0].serial)
+        return tuple([self._finish(sequence, reason) for sequence, reason in ending])
 
     # ---- mixed (POLICIES.md, part A) ----
 
@@ -241,7 +250,7 @@ class ReferenceScheduler:
                 if needed + headroom > self.num_free_blocks:
                     return
             self.waiting.remove(sequence)
-            self.running.append(sequence)
+            self._enter_running(sequence)
             self._take_hits(sequence, hits, step)
             needed = self._blocks_for(start + count) - len(hits)
             self._take_and_schedule(sequence, needed, count, step)
@@ -290,7 +299,7 @@ class ReferenceScheduler:
             if count < todo:
                 return
             self.waiting.remove(sequence)
-            self.running.append(sequence)
+            self._enter_running(sequence)
 
     def _decode_pass(self, step: _Step) -> None:
         config = self.config
@@ -314,6 +323,11 @@ class ReferenceScheduler:
         return sum(1 for sequence in self.waiting + self.running if sequence.table)
 
     # ---- shared parts ----
+
+    def _enter_running(self, sequence: ReferenceSequence) -> None:
+        self.running.append(sequence)
+        sequence.serial = self._next_serial
+        self._next_serial += 1
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.config.block_size)
@@ -442,7 +456,9 @@ class ReferenceScheduler:
             return None
         if length >= config.max_model_len:
             return "prompt_too_long"
-        outputs = min(request.max_tokens, config.max_model_len - length)
+        outputs = request.max_tokens
+        if config.policy == "mixed" or config.bound_model_len:
+            outputs = min(outputs, config.max_model_len - length)
         # The last sampled token is never written.
         if self._blocks_for(length + outputs - 1) > config.num_blocks:
             return "pool_too_small"
