@@ -1,0 +1,135 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators
+"""The exponential race over the vocabulary in one read of the logits."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 2048
+_TARGET_PROGRAMS = 1056
+
+
+@triton.jit
+def _mix64(x):
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def _log2(x, NATIVE: tl.constexpr):
+    if NATIVE:
+        # One instruction of the special function unit, where tl.log2 is a polynomial of a dozen.
+        return tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return tl.log2(x)
+
+
+@triton.jit
+def _exponential_log2(token, first, second, NATIVE: tl.constexpr):
+    """log2 of the row's exponential number at `token`, up to a constant that all tokens share."""
+    x = token.to(tl.uint32) + first
+    x = ((x ^ (x >> 16)) * 0x21F0AAAD) ^ second
+    x = (x ^ (x >> 15)) * 0xD35A2D97
+    x = x ^ (x >> 15)
+    u = (x.to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 2 ** -32
+    u = tl.minimum(u, 0.9999999403953552)
+    # -log2(1 - u): by its series where 1 - u would round away what matters.
+    series = u * (1.0 + u * (0.5 + u * 0.3333333333333333)) * 1.4426950408889634
+    return _log2(tl.where(u < 0.0078125, series, -_log2(1.0 - u, NATIVE)), NATIVE)
+
+
+@triton.jit
+def _race_kernel(
+    logits_ptr,
+    temperatures_ptr,
+    seeds_ptr,
+    positions_ptr,
+    score_ptr,
+    token_ptr,
+    row_stride,
+    vocab_size,
+    part_size,
+    BLOCK: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    part, row = tl.program_id(0), tl.program_id(1)
+    begin = part * part_size
+    end = tl.minimum(begin + part_size, vocab_size)
+    logits = logits_ptr + row.to(tl.int64) * row_stride
+    temperature = tl.load(temperatures_ptr + row)
+    lane = tl.arange(0, BLOCK)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    best_at = tl.full([BLOCK], 0, tl.int32) + begin
+    if temperature > 0:
+        seed = tl.load(seeds_ptr + row).to(tl.uint64)
+        position = tl.load(positions_ptr + row).to(tl.uint64)
+        key = _mix64(_mix64(seed + 0x9E3779B97F4A7C15) ^ position)
+        first, second = key.to(tl.uint32), (key >> 32).to(tl.uint32)
+        scale = 1.4426950408889634 / temperature
+        for start in tl.range(begin, end, BLOCK):
+            token = start + lane
+            x = tl.load(logits + token, mask=token < end, other=float("-inf")).to(tl.float32)
+            score = x * scale - _exponential_log2(token, first, second, NATIVE)
+            better = score > best
+            best = tl.where(better, score, best)
+            best_at = tl.where(better, token, best_at)
+    else:
+        for start in tl.range(begin, end, BLOCK):
+            token = start + lane
+            x = tl.load(logits + token, mask=token < end, other=float("-inf")).to(tl.float32)
+            better = x > best
+            best = tl.where(better, x, best)
+            best_at = tl.where(better, token, best_at)
+    top = tl.max(best, axis=0)
+    # Of equal scores the lowest token wins, as in torch.argmax.
+    winner = tl.min(tl.where(best == top, best_at, vocab_size - 1), axis=0)
+    at = row * tl.num_programs(0) + part
+    tl.store(score_ptr + at, top)
+    tl.store(token_ptr + at, winner.to(tl.int64))
+
+
+@triton.jit
+def _final_kernel(score_ptr, token_ptr, out_ptr, PARTS: tl.constexpr):
+    row = tl.program_id(0)
+    at = row * PARTS + tl.arange(0, PARTS)
+    score = tl.load(score_ptr + at)
+    token = tl.load(token_ptr + at)
+    best = score == tl.max(score, axis=0)
+    tl.store(out_ptr + row, tl.min(tl.where(best, token, 0x7FFFFFFF), axis=0))
+
+
+def fused_race(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """See engine.sampler.race; rows of the logits may be strided."""
+    num_rows, vocab_size = logits.shape
+    assert logits.stride(1) == 1 or vocab_size == 1
+    out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    if num_rows == 0:
+        return out
+    parts = triton.next_power_of_2(triton.cdiv(_TARGET_PROGRAMS, num_rows))
+    parts = min(parts, 64, triton.next_power_of_2(triton.cdiv(vocab_size, _BLOCK)))
+    part_size = triton.cdiv(triton.cdiv(vocab_size, parts), _BLOCK) * _BLOCK
+    score = torch.empty((num_rows, parts), dtype=torch.float32, device=logits.device)
+    token = out if parts == 1 else torch.empty_like(score, dtype=torch.int64)
+    _race_kernel[(parts, num_rows)](
+        logits,
+        temperatures,
+        seeds,
+        positions,
+        score,
+        token,
+        logits.stride(0),
+        vocab_size,
+        part_size,
+        BLOCK=_BLOCK,
+        NATIVE=logits.is_cuda,
+        num_warps=8,
+    )
+    if parts > 1:
+        _final_kernel[(num_rows,)](score, token, out, PARTS=parts, num_warps=1)
+    return out

@@ -1,0 +1,160 @@
+"""Sampling of next tokens from logits; knows nothing of requests.
+
+Order: temperature, top-k, top-p (over what top-k left, renormalised), min-p, then one draw by an
+exponential race: the token with the largest logit / temperature - log(E), E ~ Exp(1). The random
+numbers are a hash of (seed, position, token) and of nothing else, so neither the other rows of a
+batch nor chunking nor preemption can change them; CPU and CUDA see the same numbers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_MASK32 = 0xFFFFFFFF
+_LOG2_E = 1.4426950408889634
+# Multipliers of well-tested integer finalisers (splitmix64 for rows, a 32-bit one for tokens).
+_GOLDEN64 = 0x9E3779B97F4A7C15
+_MIX64_A = 0xBF58476D1CE4E5B9
+_MIX64_B = 0x94D049BB133111EB
+_MIX32_A = 0x21F0AAAD
+_MIX32_B = 0xD35A2D97
+_LARGEST_UNIFORM = 1.0 - 2.0**-24
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """One row per sampled token, on the logits' device; None switches a filter off for all rows."""
+
+    temperatures: Tensor  # float32 [R]; 0 is greedy
+    seeds: Tensor  # int64 [R]
+    positions: Tensor  # int64 [R]; index in its sequence of the token to be sampled
+    top_k: Tensor | None = None  # int32 or int64 [R]; 0 or less is off
+    top_p: Tensor | None = None  # float32 [R]; 1 is off
+    min_p: Tensor | None = None  # float32 [R]; 0 is off
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether any row may restrict the tokens that can be drawn."""
+        return not (self.top_k is None and self.top_p is None and self.min_p is None)
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-probabilities of the model itself: before temperature and filters."""
+
+    sampled: Tensor  # float32 [R]
+    ranks: Tensor  # int64 [R]; 1 is the most likely token
+    top_ids: Tensor  # int64 [R, n]
+    top: Tensor  # float32 [R, n], descending
+
+
+def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """Token ids int64 [R] for logits [R, vocab], which are not changed.
+
+    Without filters it is one pass over the logits; it never makes the host wait.
+    """
+    if batch.is_filtered:
+        logits = filter_logits(logits, batch)
+    if logits.is_cuda and importlib.util.find_spec("triton") is not None:
+        from engine.layers.kernels.race import fused_race
+
+        return fused_race(logits, batch.temperatures, batch.seeds, batch.positions)
+    return race(logits, batch.temperatures, batch.seeds, batch.positions)
+
+
+def race(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """The exponential race, or argmax where the temperature is 0; the reference."""
+    greedy = (temperatures <= 0)[:, None]
+    scale = _LOG2_E / temperatures.float().masked_fill(greedy[:, 0], 1.0)
+    noise = -exponential(seeds, positions, logits.shape[-1]).log2()
+    values = logits.float()
+    return torch.where(greedy, values, values * scale[:, None] + noise).argmax(dim=-1)
+
+
+def filter_logits(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """A copy of the logits with -inf where top-k, top-p or min-p exclude a token.
+
+    The most likely token always stays, whatever the parameters.
+    """
+    temperatures = batch.temperatures.float()
+    scaled = logits.float() / temperatures.masked_fill(temperatures <= 0, 1.0)[:, None]
+    ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(ordered.shape[-1], device=ordered.device)[None, :]
+    keep = torch.ones_like(ordered, dtype=torch.bool)
+    if batch.top_k is not None:
+        top_k = batch.top_k[:, None]
+        keep &= (rank < top_k) | (top_k <= 0)
+    probs = ordered.masked_fill(~keep, float("-inf")).softmax(dim=-1)
+    if batch.top_p is not None:
+        top_p = batch.top_p[:, None]
+        # A token stays if those before it do not reach p yet. At p = 1 rounding of the sum must
+        # not cut the tail.
+        before = probs.cumsum(dim=-1) - probs
+        keep &= (before < top_p) | (top_p >= 1)
+    if batch.min_p is not None:
+        keep &= probs >= batch.min_p[:, None] * probs[:, :1]
+    keep[:, 0] = True
+    kept = torch.empty_like(keep).scatter_(-1, order, keep)
+    return logits.masked_fill(~kept, float("-inf"))
+
+
+def ban_tokens(logits: Tensor, rows: Tensor, token_ids: Tensor) -> Tensor:
+    """A copy of the logits with -inf at the pairs (row, token): EOS before `min_tokens`."""
+    out = logits.clone(memory_format=torch.contiguous_format)
+    out[rows, token_ids] = float("-inf")
+    return out
+
+
+def compute_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Logprobs:
+    """Log-probabilities of the given tokens and of the `num_top` most likely ones per row."""
+    values = logits.float()
+    chosen = values.gather(-1, token_ids[:, None])
+    norm = values.logsumexp(dim=-1, keepdim=True)
+    top, top_ids = values.topk(num_top, dim=-1)
+    return Logprobs(
+        sampled=(chosen - norm)[:, 0],
+        ranks=(values > chosen).sum(dim=-1) + 1,
+        top_ids=top_ids,
+        top=top - norm,
+    )
+
+
+def row_keys(seeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Two 32-bit keys per row (in int64) from its seed and position."""
+    mixed = _mix64(_mix64(seeds + _signed(_GOLDEN64)) ^ positions)
+    return mixed & _MASK32, (mixed >> 32) & _MASK32
+
+
+def uniform(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+    """Float32 [R, vocab] in (0, 1), fine-grained near 0."""
+    first, second = (key[:, None] for key in row_keys(seeds, positions))
+    x = (torch.arange(vocab_size, device=seeds.device)[None, :] + first) & _MASK32
+    x = ((x ^ (x >> 16)) * _MIX32_A & _MASK32) ^ second
+    x = (x ^ (x >> 15)) * _MIX32_B & _MASK32
+    x = x ^ (x >> 15)
+    return ((x.float() + 0.5) * 2.0**-32).clamp(max=_LARGEST_UNIFORM)
+
+
+def exponential(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+    """Float32 [R, vocab] of Exp(1), exact also near 0, where the likely winners of a race are."""
+    return -torch.log1p(-uniform(seeds, positions, vocab_size))
+
+
+def _mix64(x: Tensor) -> Tensor:
+    """The splitmix64 finaliser on int64 values, whose products wrap as unsigned ones do."""
+    x = (x ^ _shift(x, 30)) * _signed(_MIX64_A)
+    x = (x ^ _shift(x, 27)) * _signed(_MIX64_B)
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift; torch's own keeps the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
