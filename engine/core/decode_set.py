@@ -30,6 +30,7 @@ class DecodeSet:
         self.batch = NO_DECODES
         self._rows: list[Sequence] = []  # of `batch`
         self._stale = False  # whether members have changed since `batch` was made
+        self._gapped = False  # whether a row of `batch` was detached since then
         self._generation = 0
         self._phases: dict[int, dict[RequestId, Sequence]] = {}
         self._limits: list[tuple[int, int, RequestId]] = []  # (clock at the limit, serial, id)
@@ -64,6 +65,7 @@ class DecodeSet:
         if sequence.decoding:
             self._absorb(sequence)
             sequence.decoding = False
+            self._gapped = True
 
     def _enter(self, sequence: Sequence) -> None:
         phase = self._phases.setdefault(sequence.base % self.block_size, {})
@@ -141,8 +143,12 @@ class DecodeSet:
         # A plan's clock is that before its tick, and it computes the token before the newest.
         bases = tuple([sequence.base - 1 for sequence in self._rows])
         self.batch = DecodeBatch(self._generation, ids, bases)
-        self._stale = False
+        self._stale = self._gapped = False
         return self.batch
+
+    def takes_columns_of(self, batch: DecodeBatch) -> bool:
+        """Whether every row of a plan's batch still absorbs its tokens from columns."""
+        return batch is self.batch and not self._gapped
 
     def add_column(self, tokens: Seq[int]) -> None:
         """Books one sampled token per row of the current batch."""

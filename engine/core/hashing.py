@@ -10,7 +10,7 @@ import json
 
 import xxhash
 
-from engine.core.tokens import Content, content_bytes
+from engine.core.tokens import Content, digest
 
 ExtraKeys = tuple[tuple[str, str], ...]
 
@@ -69,7 +69,7 @@ class PrefixIndex:
 
         The caller pins a new node before anything else happens.
         """
-        key = xxhash.xxh64_intdigest(content_bytes(content), parent.hash) & self._mask
+        key = digest(content, parent.hash) & self._mask
         node = head = self._buckets.get(key)
         while node is not None:
             if node.parent is parent and node.content == content:

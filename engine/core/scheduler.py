@@ -136,7 +136,7 @@ class Scheduler:
             failed.update(dict.fromkeys(entry.request_id for entry in record.plan.entries))
             for sequence in record.voided:
                 self.state.manager.release(sequence)
-        reasons = {**dict.fromkeys(self._aborting, "abort"), **dict.fromkeys(failed, "error")}
+        reasons = {**dict.fromkeys(failed, "error"), **dict.fromkeys(self._aborting, "abort")}
         return self._finish(reasons, ())
 
     # Runs of equal decode steps ---------------------------------------------------------------
@@ -312,9 +312,10 @@ class Scheduler:
                 if sequence.request_id in by_id and sequence.request_id in sequences:
                     sequence.outputs.append(by_id[sequence.request_id])
             column = [by_id[request_id] for request_id in plan.decode.request_ids]
-        if plan.decode is decodes.batch and column:
+        if decodes.takes_columns_of(plan.decode):
             decodes.add_column(column)
             return
+        decodes.absorb_all()
         for request_id, token_id in zip(plan.decode.request_ids, column, strict=True):
             if request_id in sequences:
                 sequences[request_id].outputs.append(token_id)

@@ -5,6 +5,7 @@ An optional field that has its default is left out, so most lines stay short.
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 
 from engine.core.steplog_records import (
@@ -20,6 +21,7 @@ from engine.core.steplog_records import (
 )
 
 Json = dict[str, object]
+dump_line = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def header_to_json(header: LogHeader) -> Json:

@@ -6,7 +6,6 @@ step or by whole decode runs; both give the same bytes.
 
 from __future__ import annotations
 
-import json
 import os
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -15,7 +14,7 @@ from types import TracebackType
 
 from engine.core.plan import DecodeRun, Finished, StepOutcome, StepPlan
 from engine.core.request import Request, RequestId
-from engine.core.steplog_encode import header_to_json, record_to_json
+from engine.core.steplog_encode import dump_line, header_to_json, record_to_json
 from engine.core.steplog_files import AtomicTextFile
 from engine.core.steplog_records import (
     AbortRecord,
@@ -35,8 +34,6 @@ from engine.core.steplog_stretch import (
 )
 from engine.core.tokens import Prompt
 
-_dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-
 
 class StepLogWriter:
     """Writes one log file, `.jsonl` or `.jsonl.gz`.
@@ -49,7 +46,7 @@ class StepLogWriter:
         self.header = header
         self._file = AtomicTextFile(Path(path))
         self._replicas = [_Replica() for _ in range(header.num_replicas)]
-        self._write_line(_dump(header_to_json(header)))
+        self._write_line(dump_line(header_to_json(header)))
 
     def add(
         self,
@@ -172,7 +169,7 @@ class StepLogWriter:
             self._flush(state)
             for _, record in state.held:
                 self._write_record(record)
-        self._write_line(_dump({"type": "end", "records": self._file.lines - 1}))
+        self._write_line(dump_line({"type": "end", "records": self._file.lines - 1}))
         self._file.commit()
 
     def discard_file(self) -> None:
@@ -260,7 +257,7 @@ class StepLogWriter:
         )
 
     def _write_record(self, record: Record) -> None:
-        self._write_line(_dump(record_to_json(record)))
+        self._write_line(dump_line(record_to_json(record)))
 
     def _write_line(self, line: str) -> None:
         self._file.write_line(line)

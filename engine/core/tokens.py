@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import overload
 
+import xxhash
+
 Content = range | bytes
 
 
@@ -26,9 +28,10 @@ def content_of(tokens: array[int]) -> Content:
     return _to_bytes(tokens)
 
 
-def content_bytes(content: Content) -> bytes:
-    """The int64 little-endian bytes of a content, whatever its form."""
-    return content if isinstance(content, bytes) else _to_bytes(array("q", content))
+def digest(content: Content, seed: int) -> int:
+    """64-bit xxhash of a content; equal tokens have equal digests in any process."""
+    data = content if isinstance(content, bytes) else b"%d:%d" % (content.start, content.stop)
+    return xxhash.xxh64_intdigest(data, seed)
 
 
 def content_tokens(content: Content) -> array[int]:
