@@ -1,7 +1,8 @@
 """Drives a scheduler by a list of operations, with the follower beside it.
 
 Operations are plain lists, so that a failing run can be written as JSON and replayed:
-`["add", {...}]`, `["step"]`, `["open"]`, `["close"]`, `["abort", id]`, `["discard"]`, `["drain"]`.
+`["add", {...}]`, `["step"]`, `["open"]`, `["close"]`, `["abort", id]`, `["discard"]`, `["run", n]`
+(a stretch of decode steps at once), `["drain"]`.
 An operation that does not apply (no such id, nothing to do) is skipped, so every sub-list of a
 valid list is valid too.
 """
@@ -13,8 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.core.errors import RequestRejected
+from engine.core.plan import StepOutcome
 from engine.core.request import Request
 from engine.core.tokens import Prompt
+from properties.fastforward import run_ahead
 from properties.follower import Follower
 from properties.reference import ReferencePlan, ReferenceScheduler
 from properties.target import PlanView, Target
@@ -65,6 +68,8 @@ class Driver:
             self.close()
         elif name == "discard":
             self.discard()
+        elif name == "run":
+            self.run(operation[1])
         elif name == "drain":
             self.drain()
         else:
@@ -109,11 +114,16 @@ class Driver:
         self.open()
         self.close()
 
-    def open(self) -> None:
+    def run(self, want: int) -> None:
+        """Does a stretch of decodes with `run_decode` if the target can and nothing is open."""
+        if self.target.has_work and not self._open and hasattr(self.target, "run_decode"):
+            run_ahead(self, want)
+
+    def open(self) -> PlanView | None:
         """Schedules a step that stays open."""
         limit = 2 if self.follower.config.async_scheduling else 1
         if not self.target.has_work or len(self._open) >= limit:
-            return
+            return None
         plan = self.target.schedule()
         self.follower.on_schedule(plan, self.target)
         twin_plan = None
@@ -121,11 +131,12 @@ class Driver:
             twin_plan = self.twin.schedule()
             self._compare(plan, twin_plan)
         self._open.append((plan, twin_plan))
+        return plan
 
-    def close(self) -> None:
-        """Computes and commits the oldest open step."""
+    def close(self) -> tuple[list[int], StepOutcome | None]:
+        """Computes and commits the oldest open step; its tokens and outcome."""
         if not self._open:
-            return
+            return [], None
         plan, twin_plan = self._open.popleft()
         tokens = self.follower.execute()
         outcome = self.target.commit(plan, tokens)
@@ -133,6 +144,7 @@ class Driver:
         if self.twin is not None and twin_plan is not None:
             self.twin.commit(twin_plan, tokens)
         self._settled()
+        return tokens, outcome
 
     def abort(self, request_id: Any) -> None:  # noqa: ANN401
         """Aborts a live request."""

@@ -50,7 +50,7 @@ def sample(content_sum: int, length: int, seed: int, vocabulary: int) -> int:
 def sequential_outputs(
     request: Request, seed: int, vocabulary: int, max_model_len: int
 ) -> tuple[list[int], str]:
-    """Outputs and finish reason of a request that runs alone, step by step, without a cache (E1)."""
+    """Outputs and finish reason of a request that runs alone and without a cache (E1)."""
     contents = hash_chain(root_hash(request.extra_keys), request.prompt)
     total, length, last = sum(contents), len(contents), contents[-1]
     stops, least = request.stop_token_ids, request.min_tokens

@@ -24,7 +24,7 @@ class Workload:
 
 
 # Ways to run; each workload draws a subset of what may happen (swarm testing).
-_EVENTS = ("abort", "open", "discard")
+_EVENTS = ("abort", "open", "discard", "run")
 
 
 def random_workload(seed: int, policy: str | None = None, is_async: bool = False) -> Workload:
@@ -92,8 +92,12 @@ def _operations(
                     operations.append(["discard"])
                 elif draw < 0.32:
                     operations.append(["close"])
+            elif "run" in events and draw < 0.6:
+                operations.append(["run", rng.randint(0, 7)])
             else:
                 operations.append(["step"])
+    if "run" in events:
+        operations += [["run", rng.randint(0, 7)] for _ in range(count)]
     operations.append(["drain"])
     return operations
 

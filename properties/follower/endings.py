@@ -165,10 +165,9 @@ def compare_state(follower: Follower, target: Target) -> None:
     if target.has_work != bool(live):
         complain("L4", f"has_work={target.has_work} with {len(live)} live requests")
     for name, track in live.items():
-        if tuple(track.table) != target.block_table(name):
-            complain(
-                "B6", f"{name!r} holds {target.block_table(name)}, the plans say {track.table}"
-            )
+        table = target.block_table(name)
+        if table != tuple(track.table):
+            complain("B6", f"{name!r} holds {table}, the plans say {track.table}")
         if not follower.open:
             computed = target.num_computed_tokens(name)
             if computed != track.computed:
