@@ -79,6 +79,7 @@ class BatchState:
         self.row_positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self.sample_slots = torch.full((max_rows,), num_slots, dtype=torch.int64, device=device)
         self.sample_positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self.row_numbers = torch.arange(max_rows, dtype=torch.int64, device=device)
         self._uploads = Uploads(device)
 
     def apply(self, command: StepCommand) -> None:
@@ -150,6 +151,13 @@ class BatchState:
         )
         blocks = self.block_tables.view(-1).index_select(0, index).to(torch.int64)
         return blocks * self.block_size + positions % self.block_size
+
+    def mark_sampled(self, start: int, slots: Tensor, positions: Tensor) -> None:
+        """Puts chunks that sample behind the decode rows; rows further back hold no request."""
+        end = start + slots.numel()
+        self.sample_slots[start:end].copy_(slots)
+        self.sample_positions[start:end].copy_(positions)
+        self.sample_slots[end:].fill_(self.num_slots)
 
     def keep_sampled(self, num_rows: int, token_ids: Tensor) -> None:
         """Makes the sampled ids the next inputs of their slots."""

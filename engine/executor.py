@@ -13,12 +13,17 @@ class Executor(Protocol):
     """Takes steps in order and gives their results in the same order.
 
     `launch` returns as soon as the step is under way, so one further step can be launched before
-    `collect` is called for the first. If a call raises, everything launched is lost; the executor
-    takes new steps only if `is_reusable_after_error`.
+    `collect` is called for the first. After a call that raised, `reset` must be called; the
+    executor then takes new steps unless `is_dead`.
     """
 
-    info: RunnerInfo
-    is_reusable_after_error: bool
+    @property
+    def info(self) -> RunnerInfo:
+        """Agreed sizes and start-up facts."""
+
+    @property
+    def is_dead(self) -> bool:
+        """True once it can take no more steps."""
 
     def launch(self, command: StepCommand) -> None:
         """Starts a step."""
@@ -26,14 +31,15 @@ class Executor(Protocol):
     def collect(self) -> StepResult:
         """Waits for the oldest step that was launched and not collected."""
 
+    def reset(self) -> None:
+        """Forgets all steps under way; never raises."""
+
     def close(self) -> None:
         """Frees everything; idempotent."""
 
 
 class LocalExecutor:
     """One runner in this process."""
-
-    is_reusable_after_error = True
 
     def __init__(self, options: EngineOptions) -> None:
         from engine.parallel.group import TpGroup
@@ -43,21 +49,22 @@ class LocalExecutor:
         self.runner = ModelRunner(options, TpGroup(), resolve_device(options, 0))
         self.info = self.runner.info
 
+    @property
+    def is_dead(self) -> bool:
+        """Nothing outlives this process, so it never dies."""
+        return False
+
     def launch(self, command: StepCommand) -> None:
-        """Starts a step; if it raises, no step is under way any more."""
-        try:
-            self.runner.launch(command)
-        except BaseException:
-            self.runner.drop_steps()
-            raise
+        """Starts a step."""
+        self.runner.launch(command)
 
     def collect(self) -> StepResult:
         """Waits for the oldest step."""
-        try:
-            return self.runner.collect()
-        except BaseException:
-            self.runner.drop_steps()
-            raise
+        return self.runner.collect()
+
+    def reset(self) -> None:
+        """Forgets the steps under way."""
+        self.runner.drop_steps()
 
     def close(self) -> None:
         """Frees the model and the KV cache."""

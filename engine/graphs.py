@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -66,21 +66,20 @@ class DecodeGraphs:
         """
         self.sizes = sizes
         self._graphs: dict[int, _Captured] = {}
-        self._pool: object | None = None
+        self._pool: Any = None
         for size in reversed(sizes):
-            model = self._capture(lambda size=size: run_model(size))
-            sampling = self._capture(lambda size=size: run_sampling(size))
-            self._graphs[size] = _Captured(model, sampling)
+            model = self._capture(run_model, size)
+            self._graphs[size] = _Captured(model, self._capture(run_sampling, size))
 
-    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def _capture(self, work: Callable[[int], None], size: int) -> torch.cuda.CUDAGraph:
         import torch
 
         # Kernels are compiled and library handles made by a run outside the capture.
-        work()
+        work(size)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            work()
+            work(size)
         self._pool = self._pool or graph.pool()
         return graph
 

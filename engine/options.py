@@ -9,7 +9,6 @@ import difflib
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from engine.core.config import POLICY_NAMES
 from engine.core.errors import ConfigError
@@ -58,14 +57,14 @@ class EngineOptions:
     worker_timeout_s: float = 600.0
 
     @classmethod
-    def from_kwargs(cls, model: str, **options: Any) -> EngineOptions:
+    def from_kwargs(cls, model: str, **options: object) -> EngineOptions:
         """Builds options from keyword arguments; an unknown name is an error (B32)."""
         valid = [field.name for field in fields(cls)]
         for name, value in options.items():
             if name not in valid:
                 near = difflib.get_close_matches(name, valid, n=1, cutoff=0.0)
                 raise ConfigError(name, value, f"no such option; did you mean {near[0]!r}?")
-        return cls(model=str(model), **options)
+        return cls(model=str(model), **options)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
         self._check_choices()

@@ -110,3 +110,17 @@ def _require_within(option: str, value: object, least: float, most: float | None
         raise ConfigError(option, value, f"must be at least {least}")
     if most is not None and value > most:
         raise ConfigError(option, value, f"must be at most {most}")
+
+
+def request_seed(params: SamplingParams, engine_seed: int, number: int) -> int:
+    """The seed of one request: its own, or one made from the engine's seed and its number."""
+    if params.seed is not None:
+        return params.seed
+    # SplitMix64: neighbouring numbers give unrelated seeds.
+    word = (engine_seed * 0x9E3779B97F4A7C15 + (number + 1) * 0xD1B54A32D192ED03) & _WORD
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
+    return (word ^ (word >> 31)) >> 1
+
+
+_WORD = (1 << 64) - 1

@@ -24,6 +24,7 @@ from engine.parallel.worker import (
     COLLECT,
     DIGEST,
     FAILED,
+    RESET,
     STEP,
     WorkerPlace,
     worker_main,
@@ -41,8 +42,6 @@ class WorkerFailed(LockstepError):
 
 class TpExecutor:
     """Owns the worker processes; `launch` and `collect` behave like those of one runner."""
-
-    is_reusable_after_error = False
 
     def __init__(self, options: EngineOptions) -> None:
         self._timeout_s = options.worker_timeout_s
@@ -79,6 +78,11 @@ class TpExecutor:
             self._pipes.append(ours)
 
     @property
+    def is_dead(self) -> bool:
+        """True once a rank failed or the executor was closed."""
+        return self._closed
+
+    @property
     def worker_pids(self) -> list[int]:
         """Process ids of the ranks, for diagnosis."""
         return [process.pid for process in self._processes if process.pid is not None]
@@ -91,6 +95,15 @@ class TpExecutor:
         """Waits for the oldest launched step."""
         self._broadcast(COLLECT)
         return decode_result(self._receive(0))
+
+    def reset(self) -> None:
+        """Forgets the steps under way, answers that were not read included."""
+        if self._closed:
+            return
+        with contextlib.suppress(WorkerFailed):
+            self._broadcast(RESET)
+            while self._receive(0) != RESET:
+                pass
 
     def state_digests(self) -> list[str]:
         """Per rank a digest of block tables and last tokens; equal unless there is a bug."""

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 
 from engine.options import EngineOptions
 
-STEP, COLLECT, DIGEST, CLOSE = b"S", b"C", b"D", b"Q"
+STEP, COLLECT, RESET, DIGEST, CLOSE = b"S", b"C", b"R", b"D", b"Q"
 READY, RESULT, FAILED = b"r", b"t", b"f"
 
 
@@ -87,6 +87,10 @@ def _serve(place: WorkerPlace, options: EngineOptions, pipe: Connection) -> None
             result = runner.collect()
             if place.rank == 0:
                 pipe.send_bytes(RESULT + encode_result(result))
+        elif kind == RESET:
+            runner.drop_steps()
+            if place.rank == 0:
+                pipe.send_bytes(RESULT + RESET)
         elif kind == DIGEST:
             pipe.send_bytes(RESULT + runner.state_digest().encode())
         elif kind == CLOSE:

@@ -1,0 +1,61 @@
+"""The progress bar of one call, with the rates of prefill and decode."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from engine.core.plan import StepPlan
+
+_REFRESH_NS = 200_000_000
+
+
+class Progress:
+    """Counts tokens per kind of step; shows nothing unless enabled."""
+
+    def __init__(self, num_requests: int, enabled: bool) -> None:
+        self._bar: Any = None
+        if enabled:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=num_requests, desc="generating", unit="req", dynamic_ncols=True)
+        self._prefill = [0, 0]  # tokens, ns
+        self._decode = [0, 0]
+        self._since_refresh_ns = 0
+
+    def count(self, plan: StepPlan, duration_ns: int) -> None:
+        """Books a step; a mixed step counts as prefill."""
+        if self._bar is None:
+            return
+        counter = self._prefill if plan.chunks else self._decode
+        counter[0] += plan.num_tokens
+        counter[1] += duration_ns
+        self._since_refresh_ns += duration_ns
+        if self._since_refresh_ns >= _REFRESH_NS:
+            self._since_refresh_ns = 0
+            self._show()
+
+    def finish_request(self) -> None:
+        """One request has ended."""
+        if self._bar is not None:
+            self._bar.update(1)
+
+    def _show(self) -> None:
+        rates = {
+            name: f"{tokens * 1e9 / max(1, time_ns):,.0f} tok/s"
+            for name, (tokens, time_ns) in (("prefill", self._prefill), ("decode", self._decode))
+        }
+        self._bar.set_postfix(rates, refresh=False)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._show()
+            self._bar.close()
