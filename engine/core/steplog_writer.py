@@ -120,6 +120,10 @@ class StepLogWriter:
         Its steps follow one another without a gap. `tokens` may be left out if the log keeps
         outputs in adds.
         """
+        if run.num_steps == 1:
+            times = (start_ns, durations_ns[0])
+            self.step(plan, run.outcome, *times, graph_bucket=graph_bucket, replica=replica)
+            return
         state = self._replicas[replica]
         key = (graph_bucket, 0, True, True)
         pending = state.pending

@@ -1,0 +1,153 @@
+"""Finds the first decision in which two step logs differ.
+
+Works on the expanded form, one replica at a time, so neither the grouping into stretches nor the
+interleaving of replicas matters. Times are compared on demand only: two runs that decide alike
+may differ in every duration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from engine.core.steplog_reader import StepLogReader
+from engine.core.steplog_records import (
+    AbortRecord,
+    AddRecord,
+    ExpandedRecord,
+    StepRecord,
+    encode_prompt,
+)
+from engine.core.tokens import Prompt
+
+# In the order in which a reader wants to hear of them: what was decided, then what it led to.
+FIELDS: dict[type, tuple[str, ...]] = {
+    StepRecord: (
+        "step",
+        "entries",
+        "preempted",
+        "admitted",
+        "new_blocks",
+        "num_free_blocks",
+        "num_running",
+        "num_waiting",
+        "sampled_ids",
+        "token_ids",
+        "finished",
+        "discarded",
+        "open_plans",
+    ),
+    AddRecord: (
+        "request_id",
+        "prompt",
+        "max_tokens",
+        "stop_token_ids",
+        "min_tokens",
+        "extra_keys",
+        "open_plans",
+    ),
+    AbortRecord: ("request_id", "open_plans"),
+}
+TIME_FIELDS: dict[type, tuple[str, ...]] = {
+    StepRecord: ("start_ns", "duration_ns", "host_ns", "device_ns", "graph_bucket"),
+    AddRecord: ("arrival_ns", "added_ns"),
+    AbortRecord: ("time_ns",),
+}
+# What a log may not know, and the field that then is not compared.
+OMITTED_FIELDS = {
+    "blocks": "new_blocks",
+    "running": "num_running",
+    "waiting": "num_waiting",
+    "free_blocks": "num_free_blocks",
+    "finished": "finished",
+    "tokens": "token_ids",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LogDifference:
+    """The first difference of one replica; a side is None if its log had ended."""
+
+    replica: int
+    field: str
+    left: ExpandedRecord | None
+    right: ExpandedRecord | None
+
+    def __str__(self) -> str:
+        where = f"replica {self.replica}, {describe(self.left or self.right)}"
+        if self.left is None or self.right is None or type(self.left) is not type(self.right):
+            return f"{where}: {describe(self.left)} against {describe(self.right)}"
+        left, right = field_value(self.left, self.field), field_value(self.right, self.field)
+        return f"{where}, field {self.field!r}:\n  left  {_shown(left)}\n  right {_shown(right)}"
+
+
+def describe(record: ExpandedRecord | None) -> str:
+    """A record in a few words."""
+    if record is None:
+        return "end of the log"
+    if isinstance(record, AddRecord):
+        return f"add of request {record.request.request_id!r}"
+    if isinstance(record, AbortRecord):
+        return f"abort of request {record.request_id!r}"
+    return f"step {record.step}"
+
+
+def field_value(record: ExpandedRecord, name: str, omitted: Collection[str] = ()) -> object:
+    """The value of a compared field, without what a log omits of it."""
+    if isinstance(record, AddRecord):
+        request = record.request
+        return getattr(request, name) if hasattr(request, name) else getattr(record, name)
+    if isinstance(record, StepRecord):
+        if name == "entries":
+            return tuple(record.entries)
+        if name == "admitted" and "hit_kinds" in omitted:
+            return tuple([admission[:2] for admission in record.admitted])
+        if name == "preempted" and "preempted_order" in omitted:
+            return tuple(sorted(record.preempted, key=repr))
+    return getattr(record, name)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Prompt):
+        return repr(encode_prompt(value))
+    return repr(sorted(value) if isinstance(value, frozenset) else value)
+
+
+def first_difference(
+    left: StepLogReader, right: StepLogReader, with_times: bool = False
+) -> LogDifference | None:
+    """The first record that differs, or None; fields that a log omits are not compared."""
+    omitted = {*left.header.omits, *right.header.omits}
+    if left.header.outputs_in_adds != right.header.outputs_in_adds:
+        omitted.add("tokens")
+    for replica in range(max(left.header.num_replicas, right.header.num_replicas)):
+        pairs = zip_longest(_only(left, replica), _only(right, replica))
+        for one, other in pairs:
+            name = other_field(one, other, omitted, with_times)
+            if name is not None:
+                return LogDifference(replica, name, one, other)
+    return None
+
+
+def _only(log: StepLogReader, replica: int) -> Iterator[ExpandedRecord]:
+    return (record for record in log.expanded() if record.replica == replica)
+
+
+def other_field(
+    left: ExpandedRecord | None,
+    right: ExpandedRecord | None,
+    omitted: Collection[str] = (),
+    with_times: bool = False,
+) -> str | None:
+    """The first field in which two records differ, `record` if they are of two kinds, or None."""
+    if left is None or right is None or type(left) is not type(right):
+        return "record"
+    times = TIME_FIELDS[type(left)] if with_times else ()
+    skipped = {OMITTED_FIELDS.get(word) for word in omitted}
+    for name in (*FIELDS[type(left)], *times):
+        if name not in skipped and (
+            field_value(left, name, omitted) != field_value(right, name, omitted)
+        ):
+            return name
+    return None
