@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine.core import ConfigError, Prompt
@@ -107,7 +107,7 @@ class PrefixAffine:
             self._pieces.popitem(last=False)
 
 
-ROUTERS = {
+ROUTERS: dict[str, Callable[[], Router]] = {
     "round-robin": RoundRobin,
     "least-tokens": LeastOutstandingTokens,
     "prefix-affine": PrefixAffine,
@@ -122,5 +122,4 @@ def make_router(name: str) -> Router:
     """
     if name not in ROUTERS:
         raise ConfigError("router", name, f"must be one of {', '.join(ROUTERS)}")
-    router: Router = ROUTERS[name]()
-    return router
+    return ROUTERS[name]()

@@ -92,7 +92,7 @@ class Server:
     """A kernel in simulated time.
 
     Step ends come before arrivals of the same time, and those before the next schedule.
-    `on_finish(row, time_ns)` is told about every finished request.
+    `on_finish(row)` is told about every finished request at the end of its last step.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Server:
         cost: CostModel,
         ledger: Ledger,
         stats: ServerStats,
-        on_finish: Callable[[int, int], None],
+        on_finish: Callable[[int], None],
         log: StepLog | None = None,
         step_by_step: bool = False,
     ) -> None:
@@ -151,8 +151,8 @@ class Server:
                 open_plans=int(self._flight is not None),
                 replica=self.index,
             )
-        if self._sleep is not None:
-            self._sleep, sleep = None, self._sleep
+        sleep, self._sleep = self._sleep, None
+        if sleep is not None:
             sleep.succeed()
         elif self._flight is not None and len(self._flight.durations_ns) > 1:
             # Only the step that runs is certain now.
@@ -342,4 +342,4 @@ class Server:
         self._prompt_tokens -= live.prompt_tokens
         self._output_tokens -= num_outputs
         self._ledger.finished(live.row, time_ns, num_outputs)
-        self._on_finish(live.row, time_ns)
+        self._on_finish(live.row)

@@ -151,15 +151,21 @@ class Simulation:
         if self._options.on_oversize == "error":
             raise InputError(f"{self._workload.name}: row {row + 1}: {rejection}")
         self._ledger.rejected(row, self._env.now, rejection.reason, str(rejection))
+        if self._workload.sessions is None:
+            self._send_successor(row)  # a conversation ends here, a closed-loop client goes on
         self._ended()
 
-    def _on_finish(self, row: int, time_ns: int) -> None:
-        successor = self._workload.successor(row)
-        if successor >= 0:
-            think_ns = self._workload.think_ns
-            send_ns = time_ns + (think_ns[successor] if think_ns else 0)
-            call_at(self._env, send_ns, ARRIVAL, lambda: self._arrive(successor))
+    def _on_finish(self, row: int) -> None:
+        self._send_successor(row)
         self._ended()
+
+    def _send_successor(self, row: int) -> None:
+        successor = self._workload.successor(row)
+        if successor < 0:
+            return
+        think_ns = self._workload.think_ns
+        send_ns = self._env.now + (think_ns[successor] if think_ns else 0)
+        call_at(self._env, send_ns, ARRIVAL, lambda: self._arrive(successor))
 
     def _ended(self) -> None:
         self._num_sent -= 1

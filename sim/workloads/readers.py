@@ -28,7 +28,6 @@ class TraceOptions:
 
     num_requests: int | None = None
     rate: float | None = None
-    rate_scale: float = 1.0
     arrival: str = "poisson"
     burstiness: float = 1.0
     seed: int = 0

@@ -1,0 +1,173 @@
+"""From options to the parts of a run: the one place where names become objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+
+from engine.core import ConfigError, InputError, KernelConfig
+from engine.core.steplog import DecodeStretch, StepLogReader, StepRecord
+from sim.cost.features import CostModel
+from sim.cost.physics import Physics
+from sim.cost.roofline import RooflineCost, RooflineOptions
+from sim.cost.simple import ConstantCost, ExponentialCost, ReplayCost, TableCost
+from sim.hardware import Hardware, hardware_named
+from sim.memory import size_kv_pool
+from sim.models import ModelShape, model_named
+
+COST_HELP = (
+    "roofline, calibrated:PROFILE, table:CSV, replay:STEPS.jsonl, constant:MS or exponential:MS"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Model, hardware and engine options of every replica, by name.
+
+    `num_kv_blocks` and `max_model_len` of None are derived: what fits into memory, and what model
+    and pool allow.
+    """
+
+    model: str = "qwen3-8b"
+    hardware: str = "h100"
+    tp: int = 1
+    replicas: int = 1
+    router: str = "round-robin"
+    policy: str = "mixed"
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_model_len: int | None = None
+    num_kv_blocks: int | None = None
+    gpu_memory_utilization: float = 0.9
+    prefix_caching: bool = True
+    long_prefill_token_threshold: int = 0
+    cost: str = "roofline"
+    roofline: RooflineOptions = field(default_factory=RooflineOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The objects that a deployment names."""
+
+    model: ModelShape
+    hardware: Hardware
+    kernel: KernelConfig
+    physics: Physics
+    costs: tuple[CostModel, ...]
+
+
+def build(deployment: Deployment, seed: int) -> Parts:
+    """Checks a deployment and makes its parts.
+
+    Raises:
+        ConfigError: an option has an impossible value.
+        InputError: a file that an option names is unreadable or wrong.
+    """
+    if deployment.replicas < 1:
+        raise ConfigError("replicas", deployment.replicas, "must be at least 1")
+    model = model_named(deployment.model)
+    hardware = hardware_named(deployment.hardware)
+    model.check_tp(deployment.tp)
+    kernel = _kernel_config(deployment, model, hardware)
+    physics = Physics(model, hardware, deployment.tp)
+    costs = _costs(deployment, model, hardware, seed)
+    return Parts(model, hardware, kernel, physics, costs)
+
+
+def _kernel_config(deployment: Deployment, model: ModelShape, hardware: Hardware) -> KernelConfig:
+    # The pool is sized from these, so they are checked first, with a pool that fits anything.
+    checked = KernelConfig(
+        num_blocks=1,
+        max_model_len=2,
+        block_size=deployment.block_size,
+        max_num_seqs=deployment.max_num_seqs,
+        max_num_batched_tokens=deployment.max_num_batched_tokens,
+        policy=deployment.policy,
+        enable_prefix_caching=deployment.prefix_caching,
+        long_prefill_token_threshold=deployment.long_prefill_token_threshold,
+    )
+    num_blocks = deployment.num_kv_blocks
+    if num_blocks is None:
+        num_blocks = size_kv_pool(
+            model,
+            hardware,
+            tp=deployment.tp,
+            utilisation=deployment.gpu_memory_utilization,
+            block_size=checked.block_size,
+            max_num_batched_tokens=checked.max_num_batched_tokens,
+            max_num_seqs=checked.max_num_seqs,
+        ).num_blocks
+    max_model_len = deployment.max_model_len
+    if max_model_len is None:
+        max_model_len = max(2, min(model.max_position, num_blocks * checked.block_size))
+    return replace(checked, num_blocks=num_blocks, max_model_len=max_model_len)
+
+
+def _costs(
+    deployment: Deployment, model: ModelShape, hardware: Hardware, seed: int
+) -> tuple[CostModel, ...]:
+    kind, _, argument = deployment.cost.partition(":")
+    replicas = range(deployment.replicas)
+    if kind == "roofline" and not argument:
+        roofline = RooflineCost(model, hardware, deployment.tp, deployment.roofline)
+        return tuple(roofline for _ in replicas)
+    if kind == "constant":
+        return tuple(ConstantCost(_milliseconds(deployment.cost, argument)) for _ in replicas)
+    if kind == "exponential":
+        mean_ns = _milliseconds(deployment.cost, argument)
+        return tuple(ExponentialCost(mean_ns, seed * 1_000_003 + index) for index in replicas)
+    if kind == "table" and argument:
+        return tuple(TableCost(Path(argument)) for _ in replicas)
+    if kind == "replay" and argument:
+        durations = read_step_durations(Path(argument))
+        return tuple(ReplayCost(durations.get(index, []), argument) for index in replicas)
+    if kind == "calibrated" and argument:
+        return _calibrated(deployment, model, hardware, argument)
+    raise ConfigError("cost", deployment.cost, f"must be {COST_HELP}")
+
+
+def _calibrated(
+    deployment: Deployment, model: ModelShape, hardware: Hardware, argument: str
+) -> tuple[CostModel, ...]:
+    raise ConfigError("cost", deployment.cost, f"must be {COST_HELP}")
+
+
+def _milliseconds(option: str, text: str) -> int:
+    try:
+        time_ns = round(float(text) * 1e6)
+    except (ValueError, OverflowError):
+        raise ConfigError("cost", option, "needs a number of milliseconds") from None
+    return time_ns
+
+
+def read_step_durations(path: Path) -> dict[int, list[int]]:
+    """Durations of all steps in a step log, by replica."""
+    durations: dict[int, list[int]] = {}
+    for record in StepLogReader(path):
+        if isinstance(record, DecodeStretch):
+            durations.setdefault(record.replica, []).extend(record.durations_ns)
+        elif isinstance(record, StepRecord):
+            durations.setdefault(record.replica, []).append(record.duration_ns)
+    if not durations:
+        raise InputError(f"{path}: holds no step")
+    return durations
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides the result."""
+    found = {}
+    for name in ("lockstep-llm", "numpy", "simpy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def num_extrapolated(costs: Sequence[CostModel]) -> int:
+    """Steps outside the range of a cost model, where the model counts them."""
+    distinct = {id(cost): cost for cost in costs}
+    return sum(getattr(cost, "num_extrapolated", 0) for cost in distinct.values())
