@@ -7,37 +7,29 @@ may differ in every duration.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from engine.core.steplog_ids import encode_prompt
 from engine.core.steplog_reader import StepLogReader
-from engine.core.steplog_records import (
-    AbortRecord,
-    AddRecord,
-    ExpandedRecord,
-    StepRecord,
-    encode_prompt,
-)
+from engine.core.steplog_records import AbortRecord, AddRecord, ExpandedRecord, StepRecord
 from engine.core.tokens import Prompt
 
 # In the order in which a reader wants to hear of them: what was decided, then what it led to.
+PLAN_FIELDS = (
+    "step",
+    "entries",
+    "preempted",
+    "admitted",
+    "new_blocks",
+    "num_free_blocks",
+    "num_running",
+    "num_waiting",
+)
+OUTCOME_FIELDS = ("sampled_ids", "token_ids", "finished", "discarded")
 FIELDS: dict[type, tuple[str, ...]] = {
-    StepRecord: (
-        "step",
-        "entries",
-        "preempted",
-        "admitted",
-        "new_blocks",
-        "num_free_blocks",
-        "num_running",
-        "num_waiting",
-        "sampled_ids",
-        "token_ids",
-        "finished",
-        "discarded",
-        "open_plans",
-    ),
+    StepRecord: (*PLAN_FIELDS, *OUTCOME_FIELDS, "open_plans"),
     AddRecord: (
         "request_id",
         "prompt",
@@ -73,13 +65,18 @@ class LogDifference:
     field: str
     left: ExpandedRecord | None
     right: ExpandedRecord | None
+    sides: tuple[str, str] = ("left", "right")
 
     def __str__(self) -> str:
         where = f"replica {self.replica}, {describe(self.left or self.right)}"
         if self.left is None or self.right is None or type(self.left) is not type(self.right):
             return f"{where}: {describe(self.left)} against {describe(self.right)}"
         left, right = field_value(self.left, self.field), field_value(self.right, self.field)
-        return f"{where}, field {self.field!r}:\n  left  {_shown(left)}\n  right {_shown(right)}"
+        width = max(map(len, self.sides))
+        lines = (
+            f"\n  {s:<{width}} {_shown(v)}" for s, v in zip(self.sides, (left, right), strict=True)
+        )
+        return f"{where}, field {self.field!r}:{''.join(lines)}"
 
 
 def describe(record: ExpandedRecord | None) -> str:
@@ -144,8 +141,18 @@ def other_field(
     if left is None or right is None or type(left) is not type(right):
         return "record"
     times = TIME_FIELDS[type(left)] if with_times else ()
+    return other_of(left, right, (*FIELDS[type(left)], *times), omitted)
+
+
+def other_of(
+    left: ExpandedRecord,
+    right: ExpandedRecord,
+    names: Iterable[str],
+    omitted: Collection[str] = (),
+) -> str | None:
+    """The first of the named fields in which two records of one kind differ, or None."""
     skipped = {OMITTED_FIELDS.get(word) for word in omitted}
-    for name in (*FIELDS[type(left)], *times):
+    for name in names:
         if name not in skipped and (
             field_value(left, name, omitted) != field_value(right, name, omitted)
         ):

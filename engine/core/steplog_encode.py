@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
+from engine.core.steplog_ids import encode_ids, encode_prompt
 from engine.core.steplog_records import (
     FORMAT_NAME,
     FORMAT_VERSION,
@@ -16,8 +17,6 @@ from engine.core.steplog_records import (
     LogHeader,
     Record,
     StepRecord,
-    encode_ids,
-    encode_prompt,
 )
 
 Json = dict[str, object]

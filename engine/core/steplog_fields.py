@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from engine.core.plan import Admission, NewBlocks
 from engine.core.request import RequestId
-from engine.core.steplog_records import ChunkRecord, FinishRecord, decode_ids
+from engine.core.steplog_ids import decode_ids
+from engine.core.steplog_records import ChunkRecord, FinishRecord
 from engine.core.tokens import Prompt
 
 Json = dict[str, object]

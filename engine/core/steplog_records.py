@@ -1,4 +1,4 @@
-"""Records of the step log in memory, and the compact coding of token and block ids.
+"""Records of the step log in memory.
 
 A pure decode stretch is one `DecodeStretch`, in the file as well as in memory; `expand` turns it
 into the `StepRecord`s of its steps, the form that diffs and replays compare.
@@ -6,13 +6,14 @@ into the `StepRecord`s of its steps, the form that diffs and replays compare.
 
 from __future__ import annotations
 
-from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import NamedTuple
 
 from engine.core.config import KernelConfig
-from engine.core.plan import Admission, Entry, NewBlocks
+from engine.core.plan import Admission, Entry, NewBlocks, StepPlan
 from engine.core.request import Request, RequestId
 from engine.core.tokens import Prompt
 
@@ -206,39 +207,65 @@ class DecodeStretch:
 
     def steps(self, block_size: int) -> Iterator[StepRecord]:
         """The steps one by one."""
-        row_of = {request_id: row for row, request_id in enumerate(self.decode_ids)}
-        free_blocks = self.num_free_blocks
         start_ns = self.start_ns
-        next_block = 0
-        last = self.num_steps - 1
         for offset, duration_ns in enumerate(self.durations_ns):
             start_ns += self.gaps_ns[offset]
-            taken: list[NewBlocks] = []
-            while next_block < len(self.new_blocks) and self.new_blocks[next_block][0] == offset:
-                _, request_id, block_id = self.new_blocks[next_block]
-                place = (self.positions[row_of[request_id]] + offset) // block_size
-                taken.append(NewBlocks(request_id, place, (block_id,)))
-                next_block += 1
-            free_blocks -= len(taken) if offset else 0
-            yield StepRecord(
-                step=self.first_step + offset,
-                start_ns=start_ns,
-                duration_ns=duration_ns,
-                decode_ids=self.decode_ids,
-                decode_positions=tuple(position + offset for position in self.positions),
-                new_blocks=tuple(taken),
-                num_free_blocks=free_blocks,
-                num_running=self.num_running,
-                num_waiting=self.num_waiting,
-                token_ids=_column(self.token_ids, offset),
-                finished=self.finished if offset == last else (),
-                host_ns=None if self.host_ns is None else self.host_ns[offset],
-                device_ns=None if self.device_ns is None else self.device_ns[offset],
-                graph_bucket=self.graph_bucket,
-                open_plans=self.open_plans,
-                replica=self.replica,
-            )
+            yield self.step_at(offset, block_size, start_ns)
             start_ns += duration_ns
+
+    def step_at(self, offset: int, block_size: int, start_ns: int | None = None) -> StepRecord:
+        """One of the steps; `start_ns` saves the summing of the durations before it."""
+        if start_ns is None:
+            before = sum(self.durations_ns[:offset]) + sum(self.gaps_ns[: offset + 1])
+            start_ns = self.start_ns + before
+        first = bisect_left(self.new_blocks, offset, key=itemgetter(0))
+        behind = bisect_right(self.new_blocks, offset, lo=first, key=itemgetter(0))
+        taken_before = bisect_right(self.new_blocks, 0, key=itemgetter(0))
+        taken: list[NewBlocks] = []
+        for _, request_id, block_id in self.new_blocks[first:behind]:
+            position = self.positions[self.decode_ids.index(request_id)] + offset
+            taken.append(NewBlocks(request_id, position // block_size, (block_id,)))
+        last = offset == self.num_steps - 1
+        return StepRecord(
+            step=self.first_step + offset,
+            start_ns=start_ns,
+            duration_ns=self.durations_ns[offset],
+            decode_ids=self.decode_ids,
+            decode_positions=tuple([position + offset for position in self.positions]),
+            new_blocks=tuple(taken),
+            num_free_blocks=self.num_free_blocks - (behind - taken_before if offset else 0),
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            token_ids=_column(self.token_ids, offset),
+            finished=self.finished if last else (),
+            host_ns=None if self.host_ns is None else self.host_ns[offset],
+            device_ns=None if self.device_ns is None else self.device_ns[offset],
+            graph_bucket=self.graph_bucket,
+            open_plans=self.open_plans,
+            replica=self.replica,
+        )
+
+
+def step_of_plan(plan: StepPlan, start_ns: int = 0, duration_ns: int = 0) -> StepRecord:
+    """The record of a plan, without its outcome."""
+    clock = plan.clock
+    return StepRecord(
+        step=plan.step,
+        start_ns=start_ns,
+        duration_ns=duration_ns,
+        decode_ids=plan.decode.request_ids,
+        decode_positions=tuple([base + clock for base in plan.decode.base_positions]),
+        chunks=tuple(
+            ChunkRecord(c.row, c.request_id, c.first_position, c.num_tokens, c.samples)
+            for c in plan.chunks
+        ),
+        preempted=plan.preempted,
+        admitted=plan.admitted,
+        new_blocks=plan.new_blocks,
+        num_free_blocks=plan.num_free_blocks,
+        num_running=plan.num_running,
+        num_waiting=plan.num_waiting,
+    )
 
 
 Record = AddRecord | AbortRecord | StepRecord | DecodeStretch
@@ -256,72 +283,3 @@ def expand(records: Iterable[Record], block_size: int) -> Iterator[ExpandedRecor
 
 def _column(rows: tuple[Sequence[int], ...] | None, offset: int) -> tuple[int, ...] | None:
     return None if rows is None else tuple(row[offset] for row in rows)
-
-
-# In the file a sequence of ids is a list of items: an id, or [first id, length] for ids that
-# count upwards. Shorter runs stay explicit because the pair would not be shorter.
-SHORTEST_RUN = 3
-IdItem = int | list[int]
-
-
-def encode_ids(ids: Sequence[int]) -> list[IdItem]:
-    """Compact form of ids; equal ids give equal forms."""
-    if isinstance(ids, range) and ids.step == 1 and len(ids) >= SHORTEST_RUN:
-        return [[ids.start, len(ids)]]
-    items: list[IdItem] = []
-    begin, count = 0, len(ids)
-    while begin < count:
-        end = begin + 1
-        while end < count and ids[end] == ids[end - 1] + 1:
-            end += 1
-        if end - begin >= SHORTEST_RUN:
-            items.append([ids[begin], end - begin])
-        else:
-            items.extend(ids[begin:end])
-        begin = end
-    return items
-
-
-def encode_prompt(prompt: Prompt) -> list[IdItem]:
-    """Compact form of a prompt; lazy ranges are not materialised."""
-    return [item for span in prompt.spans for item in encode_ids(span)]
-
-
-def decode_ids(items: Sequence[object]) -> Prompt:
-    """Inverse of `encode_ids` and `encode_prompt`; runs stay lazy.
-
-    Raises:
-        ValueError: an item is neither an int64 id nor a run of them.
-    """
-    spans: list[range | array[int]] = []
-    explicit = array("q")
-    for item in items:
-        if isinstance(item, int) and not isinstance(item, bool):
-            _check_int64(item)
-            explicit.append(item)
-            continue
-        first, length = _run(item)
-        if explicit:
-            spans.append(explicit)
-            explicit = array("q")
-        spans.append(range(first, first + length))
-    spans.append(explicit)
-    return Prompt.from_spans(spans)
-
-
-def _run(item: object) -> tuple[int, int]:
-    if (
-        not isinstance(item, list)
-        or len(item) != 2
-        or not all(isinstance(part, int) and not isinstance(part, bool) for part in item)
-        or item[1] < 1
-    ):
-        raise ValueError(f"{item!r} is neither an id nor a [first, length] pair")
-    _check_int64(item[0])
-    _check_int64(item[0] + item[1] - 1)
-    return item[0], item[1]
-
-
-def _check_int64(value: int) -> None:
-    if not -(1 << 63) <= value < 1 << 63:
-        raise ValueError(f"id {value} does not fit into 64 bits")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -19,18 +20,17 @@ from engine.core.steplog_files import AtomicTextFile
 from engine.core.steplog_records import (
     AbortRecord,
     AddRecord,
-    ChunkRecord,
     DecodeStretch,
     FinishRecord,
     LogHeader,
     Record,
     StepRecord,
+    step_of_plan,
 )
 from engine.core.steplog_stretch import (
     StretchBuilder,
     StretchKey,
     is_plain_decode,
-    positions_of,
 )
 from engine.core.tokens import Prompt
 
@@ -232,24 +232,11 @@ class StepLogWriter:
         discarded: bool = False,
     ) -> StepRecord:
         sampled = tuple(outcome.sampled)
-        tokens = None if self.header.outputs_in_adds or discarded else tuple(outcome.token_ids)
-        return StepRecord(
-            step=plan.step,
-            start_ns=times[0],
-            duration_ns=times[1],
-            decode_ids=plan.decode.request_ids,
-            decode_positions=positions_of(plan.decode, plan.clock),
-            chunks=tuple(
-                ChunkRecord(c.row, c.request_id, c.first_position, c.num_tokens, c.samples)
-                for c in plan.chunks
-            ),
-            preempted=plan.preempted,
-            admitted=plan.admitted,
-            new_blocks=plan.new_blocks,
-            num_free_blocks=plan.num_free_blocks,
-            num_running=plan.num_running,
-            num_waiting=plan.num_waiting,
-            token_ids=tokens,
+        return replace(
+            step_of_plan(plan, times[0], times[1]),
+            token_ids=None
+            if self.header.outputs_in_adds or discarded
+            else tuple(outcome.token_ids),
             sampled=None if sampled == tuple(plan.sampled_ids) else sampled,
             finished=_finishes(outcome.finished),
             discarded=discarded,

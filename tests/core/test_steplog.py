@@ -25,7 +25,7 @@ from engine.core.steplog import (
 )
 from engine.core.steplog_decode import record_from_json
 from engine.core.steplog_encode import record_to_json
-from engine.core.steplog_records import decode_ids, encode_ids, encode_prompt
+from engine.core.steplog_ids import decode_ids, encode_ids, encode_prompt
 
 
 @settings(max_examples=40, deadline=None)
