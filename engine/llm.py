@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 from engine.core.errors import LockstepError
@@ -29,7 +29,7 @@ from engine.prompts import (
 from engine.runner_info import RunnerInfo
 from engine.sampling import SamplingParams, request_seed
 from engine.step_builder import RequestSampling, StepBuilder
-from engine.step_loop import StepFailed, StepLoop
+from engine.step_loop import StepEvents, StepFailed, StepLoop
 from engine.tracking import LiveRequest, RequestTable
 
 
@@ -62,6 +62,7 @@ class LLM:
         self._requests = RequestTable()
         self._unclaimed: list[RequestOutput] = []  # ended while another call was waiting
         self._next_id = 0
+        self.on_step: Callable[[StepEvents], None] | None = None  # for measurements
         self._log: StepLogWriter | None = None
         try:
             config = kernel_config(self.options, self._executor.info)
@@ -230,7 +231,9 @@ class LLM:
         if events is None:
             return []
         if progress is not None:
-            progress.count(events.plan, events.end_ns - events.start_ns)
+            progress.count(events.plan, events.duration_ns)
+        if self.on_step is not None:
+            self.on_step(events)
         return self._requests.record(events)
 
     def _settle(self) -> None:

@@ -48,6 +48,10 @@ class StepEvents:
     outcome: StepOutcome
     start_ns: int
     end_ns: int
+    duration_ns: int
+    host_ns: int
+    device_ns: int | None
+    graph_bucket: int | None
     logprobs: StepLogprobs | None = None
 
 
@@ -174,26 +178,35 @@ class StepLoop:
         step.host_ns += self.now_ns() - end_ns
         if result is not None and self._launch_computes:
             step.host_ns -= result.device_time_ns or 0
-        self._write_log(step, outcome, result, end_ns)
-        return StepEvents(step.plan, tokens, outcome, step.start_ns, end_ns, logprobs)
-
-    def _write_log(
-        self, step: _OpenStep, outcome: StepOutcome, result: StepResult | None, end_ns: int
-    ) -> None:
         # Overlapping steps share the device: one starts where the one before ended.
         start_ns = max(step.start_ns, self._last_end_ns)
         self._last_end_ns = end_ns
-        if self._log is None:
-            return
-        self._log.step(
-            step.plan,
-            outcome,
-            start_ns,
-            max(0, end_ns - start_ns),
+        events = StepEvents(
+            plan=step.plan,
+            token_ids=tokens,
+            outcome=outcome,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            duration_ns=max(0, end_ns - start_ns),
             host_ns=step.host_ns,
             device_ns=None if result is None else result.device_time_ns,
             graph_bucket=step.bucket,
-            open_plans=step.open_plans,
+            logprobs=logprobs,
+        )
+        if self._log is not None:
+            self._write_log(self._log, events, step.open_plans)
+        return events
+
+    def _write_log(self, log: StepLogWriter, events: StepEvents, open_plans: int) -> None:
+        log.step(
+            events.plan,
+            events.outcome,
+            events.start_ns,
+            events.duration_ns,
+            host_ns=events.host_ns,
+            device_ns=events.device_ns,
+            graph_bucket=events.graph_bucket,
+            open_plans=open_plans,
         )
 
     def take_failed(self) -> tuple[Finished, ...]:
