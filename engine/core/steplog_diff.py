@@ -66,9 +66,12 @@ class LogDifference:
     left: ExpandedRecord | None
     right: ExpandedRecord | None
     sides: tuple[str, str] = ("left", "right")
+    note: str = ""  # what happened where there is no other record to show
 
     def __str__(self) -> str:
         where = f"replica {self.replica}, {describe(self.left or self.right)}"
+        if self.note:
+            return f"{where}: {self.note}"
         if self.left is None or self.right is None or type(self.left) is not type(self.right):
             return f"{where}: {describe(self.left)} against {describe(self.right)}"
         left, right = field_value(self.left, self.field), field_value(self.right, self.field)
