@@ -74,7 +74,7 @@ def peak_memory_bytes() -> int | None:
     """Peak of this process's CUDA allocator; None without CUDA or where ranks hold the memory."""
     import torch
 
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     return torch.cuda.max_memory_allocated()
 

@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     from engine.llm import LLM
 
     inputs = [[{"role": "user", "content": text}] for text in prompts] if args.chat else prompts
-    with LLM(**engine_options(args)) as llm:
+    with LLM(**engine_options(args)) as llm:  # type: ignore[arg-type]
         if args.stream:
             return _print_stream(llm, inputs[0], params)
         outputs = llm.generate(inputs, params, use_tqdm=sys.stderr.isatty())
