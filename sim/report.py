@@ -35,6 +35,7 @@ pre { white-space: pre-wrap; font-size: 12.5px; background: #f3f4f6; color: #1c1
 }
 """
 LATENCIES = (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"), ("E2E", "e2el"))
+_ARRIVAL_BINS = 200
 LATENCY_COLUMNS = ("mean", "p50", "p90", "p95", "p99")
 
 
@@ -134,33 +135,43 @@ def _charts(result: RunResult, times: Sequence[RequestTimes]) -> dict[str, str]:
         _cdf("E2E", [request.e2e_ns / NS_PER_MS for request in times]),
     ]
     tpots = [tpot / NS_PER_MS for request in times if (tpot := request.tpot_ns) is not None]
-    arrivals = [
-        Series(
-            "TTFT",
-            [result.ledger.arrival_ns[request.row] / NS_PER_S for request in times],
-            [request.ttft_ns / NS_PER_MS for request in times],
-        )
-    ]
     return {
         "Latency of requests (share of requests at or below)": line_chart(
             first, "ms", "share of requests", log_x=True, y_max=1.0, steps=True
         ),
         "Time per output token": line_chart(
-            [_cdf("TPOT", tpots)], "ms", "share of requests", log_x=True, y_max=1.0, steps=True
+            [_cdf("TPOT", tpots)], "ms", "share of requests", y_max=1.0, steps=True
         ),
         "Running requests": _over_time(result, "running", "requests"),
         "Waiting requests": _over_time(result, "waiting", "requests"),
         "KV blocks in use": _over_time(result, "kv_blocks", "share of the pool", pool_share=True),
         "Output tokens per second": _over_time(result, "output_tokens", "tokens/s"),
-        "TTFT by arrival": line_chart(arrivals, "arrival, s", "ms"),
+        "TTFT by arrival": line_chart(_ttft_by_arrival(result, times), "arrival, s", "ms"),
         "Batch size (share of steps at or below)": line_chart(
             [_batch_cdf(result)], "sequences in a step", "share of steps", y_max=1.0, steps=True
         ),
     }
 
 
+def _ttft_by_arrival(result: RunResult, times: Sequence[RequestTimes]) -> list[Series]:
+    """Worst and mean TTFT of the requests that arrived in each of 200 bins."""
+    arrival_ns = result.ledger.arrival_ns
+    width_ns = max(1, result.end_ns // _ARRIVAL_BINS)
+    bins: dict[int, list[float]] = {}
+    for request in times:
+        arrived = arrival_ns[request.row] // width_ns
+        bins.setdefault(arrived, []).append(request.ttft_ns / NS_PER_MS)
+    middles = [(index + 0.5) * width_ns / NS_PER_S for index in sorted(bins)]
+    groups = [bins[index] for index in sorted(bins)]
+    return [
+        Series("worst", middles, [max(group) for group in groups]),
+        Series("mean", middles, [sum(group) / len(group) for group in groups]),
+    ]
+
+
 def _cdf(name: str, values: Sequence[float]) -> Series:
-    ordered = sorted(values)
+    """Share of values at or below each value; shorter times than 10 us count as that."""
+    ordered = [max(value, 0.01) for value in sorted(values)]
     return Series(name, ordered, [(index + 1) / len(ordered) for index in range(len(ordered))])
 
 
@@ -184,7 +195,11 @@ def _over_time(result: RunResult, curve: str, unit: str, pool_share: bool = Fals
         if pool_share:
             ys = [value / server.num_blocks for value in ys]
         series.append(Series(f"replica {index}", xs, ys))
-    return line_chart(series, "time, s", unit, y_max=1.0 if pool_share else None)
+    return line_chart(
+        series,
+        "time, s",
+        unit,
+    )
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
