@@ -1,0 +1,216 @@
+"""The rules that tie the engine's logits to HF's: three-way, gap and KL.
+
+Truth is HF in float32 (R), yardstick is HF in the dtype under test (H), E is the engine. All three
+see the same token ids, so every position can be judged on its own. Knows no model and no engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Float32 has no yardstick below it: the engine must be this close to HF itself.
+FP32_RTOL = 1e-5
+FP32_ATOL = 1e-5
+# Share of positions at which the engine may choose another token than HF in float32 although no
+# gap forbids it, beside twice the share at which HF in the test dtype does so itself.
+FREE_DISAGREEMENT = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Bounds of one case.
+
+    `c` multiplies HF's own error. `max_close_share` bounds the positions whose top-1/top-2 gap is
+    too small to judge the token: above it the token rule would be vacuous.
+    """
+
+    c: float = 2.0
+    max_kl_mean: float = 0.0025
+    max_close_share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LogitStats:
+    """What a comparison came to; ratios are engine error over HF's error in the same dtype.
+
+    `observed_c` is the smallest `c` under which every position would have passed.
+    """
+
+    num_positions: int
+    observed_c: float
+    worst_ratio: float
+    p99_ratio: float
+    max_error: float
+    max_excess: float
+    kl_mean: float
+    kl_p99: float
+    hf_kl_mean: float
+    hf_kl_p99: float
+    agreement: float
+    hf_agreement: float
+    close_share: float
+    gap_decided_share: float
+    violations: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no rule is broken."""
+        return not self.violations
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Per-position results of one piece; float64 on the CPU, except the flags."""
+
+    positions: Tensor
+    error_max: Tensor
+    error_mean: Tensor
+    hf_error_max: Tensor
+    hf_error_mean: Tensor
+    slack_max: Tensor
+    slack_mean: Tensor
+    gap: Tensor
+    kl: Tensor
+    hf_kl: Tensor
+    agrees: Tensor
+    hf_agrees: Tensor
+    finite: Tensor
+
+
+class LogitComparison:
+    """Collects pieces of sequences and judges them together."""
+
+    def __init__(self, dtype: torch.dtype, rules: Rules | None = None) -> None:
+        self._dtype = dtype
+        self._rules = rules or Rules()
+        self._pieces: list[_Columns] = []
+        self._names: list[str] = []
+
+    def add(
+        self,
+        name: str,
+        positions: Tensor,
+        engine: Tensor,
+        truth: Tensor,
+        yardstick: Tensor | None,
+        drawn: Tensor | None = None,
+    ) -> None:
+        """Rows [n, vocab] of one sequence at `positions` [n]; no yardstick in float32.
+
+        `drawn` are the engine's own greedy tokens; without it the argmax of its logits counts.
+        """
+        e, r = engine.float(), truth.float()
+        h = r if yardstick is None else yardstick.float()
+        finite = torch.isfinite(e).all(dim=-1)
+        e = torch.nan_to_num(e, nan=1e30, posinf=1e30, neginf=-1e30)
+        top = r.topk(2, dim=-1)
+        best = top.indices[:, 0]
+        error, hf_error = (e - r).abs(), (h - r).abs()
+        slack_max, slack_mean = self._slack(r)
+        chosen = e.argmax(dim=-1) if drawn is None else drawn.to(e.device)
+        columns = (
+            positions,
+            error.amax(-1),
+            error.mean(-1),
+            hf_error.amax(-1),
+            hf_error.mean(-1),
+            slack_max,
+            slack_mean,
+            top.values[:, 0] - top.values[:, 1],
+            kl_divergence(r, e),
+            kl_divergence(r, h),
+        )
+        flags = (chosen == best, h.argmax(dim=-1) == best, finite)
+        self._pieces.append(_Columns(*(c.double().cpu() for c in columns), *(f.cpu() for f in flags)))
+        self._names.append(name)
+
+    def _slack(self, truth: Tensor) -> tuple[Tensor, Tensor]:
+        """What rounding alone may add to the largest and to the mean error of a position."""
+        size = truth.abs()
+        if self._dtype == torch.float32:
+            return FP32_ATOL + FP32_RTOL * size.amax(-1), FP32_ATOL + FP32_RTOL * size.mean(-1)
+        eps = 2 * torch.finfo(self._dtype).eps
+        return eps * size.amax(-1), eps * size.mean(-1)
+
+    def finish(self) -> LogitStats:
+        """Judges everything added so far."""
+        if not self._pieces:
+            raise ValueError("nothing was compared")
+        return _judge(self._names, self._pieces, self._rules)
+
+
+def kl_divergence(truth: Tensor, other: Tensor) -> Tensor:
+    """KL(truth || other) in nats per row of logits."""
+    p = torch.log_softmax(truth.double(), dim=-1)
+    q = torch.log_softmax(other.double(), dim=-1)
+    return (p.exp() * (p - q)).sum(-1).clamp(min=0)
+
+
+def _judge(names: list[str], pieces: list[_Columns], rules: Rules) -> LogitStats:
+    fields = _Columns.__slots__
+    all_ = _Columns(*(torch.cat([getattr(piece, name) for piece in pieces]) for name in fields))
+    labels = [
+        f"{name} position {int(position)}"
+        for name, piece in zip(names, pieces, strict=True)
+        for position in piece.positions
+    ]
+    allowed_max = rules.c * all_.hf_error_max + all_.slack_max
+    allowed_mean = rules.c * all_.hf_error_mean + all_.slack_mean
+    judged = all_.gap > 2 * allowed_max
+    close_share = 1.0 - float(judged.double().mean())
+    gap_decided = ~judged & ~all_.agrees
+    hf_disagreement = 1.0 - float(all_.hf_agrees.double().mean())
+    violations = [
+        *_broken("logits are not finite", ~all_.finite, labels),
+        *_broken("largest error above bound", all_.error_max > allowed_max, labels),
+        *_broken("mean error above bound", all_.error_mean > allowed_mean, labels),
+        *_broken("other token despite a clear gap", judged & ~all_.agrees, labels),
+    ]
+    kl_mean = float(all_.kl.mean())
+    if kl_mean > rules.max_kl_mean:
+        violations.append(f"mean KL {kl_mean:.3g} > {rules.max_kl_mean:.3g}")
+    if close_share > rules.max_close_share:
+        violations.append(
+            f"token rule is vacuous: {close_share:.1%} of positions are too close to judge, "
+            f"more than {rules.max_close_share:.1%}"
+        )
+    gap_share = float(gap_decided.double().mean())
+    if gap_share > max(FREE_DISAGREEMENT, 2 * hf_disagreement):
+        violations.append(
+            f"{gap_share:.1%} of tokens differ within the gap, HF's own {hf_disagreement:.1%}"
+        )
+    ratio = all_.error_max / all_.hf_error_max.clamp(min=1e-30)
+    has_yardstick = bool((all_.hf_error_max > 0).any())
+    return LogitStats(
+        num_positions=len(labels),
+        observed_c=_observed_c(all_) if has_yardstick else 0.0,
+        worst_ratio=float(ratio.max()) if has_yardstick else 0.0,
+        p99_ratio=float(ratio.quantile(0.99)) if has_yardstick else 0.0,
+        max_error=float(all_.error_max.max()),
+        max_excess=float((all_.error_max / allowed_max).max()),
+        kl_mean=kl_mean,
+        kl_p99=float(all_.kl.quantile(0.99)),
+        hf_kl_mean=float(all_.hf_kl.mean()),
+        hf_kl_p99=float(all_.hf_kl.quantile(0.99)),
+        agreement=float(all_.agrees.double().mean()),
+        hf_agreement=1.0 - hf_disagreement,
+        close_share=close_share,
+        gap_decided_share=gap_share,
+        violations=tuple(violations),
+    )
+
+
+def _observed_c(all_: _Columns) -> float:
+    largest = (all_.error_max - all_.slack_max) / all_.hf_error_max.clamp(min=1e-30)
+    mean = (all_.error_mean - all_.slack_mean) / all_.hf_error_mean.clamp(min=1e-30)
+    return max(0.0, float(torch.maximum(largest, mean).max()))
+
+
+def _broken(what: str, where: Tensor, labels: list[str]) -> list[str]:
+    places = where.nonzero()[:, 0].tolist()
+    if not places:
+        return []
+    return [f"{what} at {len(places)} of {len(labels)} positions, first {labels[places[0]]}"]
