@@ -152,7 +152,8 @@ def _combine_kernel(
     d = tl.arange(0, BLOCK_D)
     lse = tl.load(lse_ptr + index * SPLITS + s)
     top = tl.max(lse, axis=0)
-    weight = tl.where(lse > float("-inf"), tl.exp2(lse - top), 0.0)
+    # Parts without keys weigh nothing; a padded row has no others.
+    weight = tl.exp2(lse - tl.where(top > float("-inf"), top, 0.0))
     total = tl.sum(weight, axis=0)
     weight = weight / tl.where(total > 0, total, 1.0)
     mask = (d < D)[None, :] & (weight > 0)[:, None]
