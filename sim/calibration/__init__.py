@@ -1,0 +1,1 @@
+"""Cost models fitted to recorded steps: features, fit, profile, report."""

@@ -1,0 +1,243 @@
+"""The calibrated cost model: a profile in use, with or without the noise of real steps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.core.errors import InputError
+from sim.calibration.profile import NoiseSource, Profile
+from sim.calibration.samples import RECENT_DECAY, next_recent, work_row
+from sim.calibration.terms import (
+    HOST_NAMES,
+    SHARED_READ_COST,
+    STEP_NAMES,
+    Graphs,
+    host_row,
+    step_row,
+)
+from sim.cost.features import StepFeatures
+from sim.cost.physics import Physics
+
+# Beyond this share of steps outside the calibrated range a result is refused.
+MAX_OUTSIDE = 0.05
+# Less than a nanosecond of this many recent tokens' effect is left.
+_NEGLIGIBLE_TOKENS = 1e-3
+
+
+@dataclass(slots=True)
+class _Rows:
+    """What is equal in all pure decode steps with that many rows."""
+
+    fixed_ns: float  # of the step itself
+    gap_ns: float  # host work behind it
+    recent_ns: float  # per recent prefill token
+    above_floor: bool  # the prediction is above the data sheet's limit whatever the context
+
+
+class CalibratedCost:
+    """Step times of a profile; one object per server, since it remembers recent prefill.
+
+    The time of a step includes the host work behind it, up to the next schedule. No time lies
+    below the data sheet's limit. Steps that ran outside the calibrated range are counted in
+    `num_extrapolated`.
+    """
+
+    name = "calibrated"
+
+    def __init__(self, profile: Profile, physics: Physics, noise: Noise | None = None) -> None:
+        self.profile = profile
+        self.num_steps = self.num_extrapolated = 0
+        self._physics, self._noise = physics, noise
+        self._graphs: Graphs = profile.graphs
+        self._step_ns, self._host_ns = profile.step_ns, profile.host_ns
+        step = dict(zip(STEP_NAMES, profile.step_ns, strict=True))
+        host = dict(zip(HOST_NAMES, profile.host_ns, strict=True))
+        self._kv_ns = step["kv_read"] / 1e3
+        self._kv_shared_ns = self._kv_ns * (1 - SHARED_READ_COST)
+        # Every request is taken in and ended exactly once.
+        self._request_ns = host["added"] + host["finished"]
+        self._prompt_token_ns = host["added_tokens"] / 1e3
+        self._recent = 0.0
+        self._rows: dict[int, _Rows] = {}
+        limits = profile.limits
+        self._max_seqs, self._max_tokens = limits["sequences"], limits["tokens"]
+        self._max_kv, self._max_pairs = limits["kv_tokens"], limits["chunk_pairs"]
+
+    def step_time_ns(self, features: StepFeatures) -> int:
+        """Duration of one step, with the host work behind it."""
+        if not features.chunks:
+            return self.decode_run_ns(
+                features.num_decodes, features.decode_context_sum, 1, features.kv_shared_tokens
+            )[0]
+        terms = step_row(work_row(features, self._recent), self._graphs)
+        step_ns = sum([a * b for a, b in zip(terms, self._step_ns, strict=True)])
+        if self._noise is not None:
+            eager = self._graphs.is_eager(features.num_tokens, True)
+            step_ns *= 1 + self._noise.peek(2 if eager else 1, 1)[0]
+        floor_ns = self._physics.floor_ns(self._physics.step_work(features))
+        return int(max(step_ns, floor_ns) + self._gap_ns(features.num_sampled)) + 1
+
+    def decode_run_ns(
+        self, num_rows: int, context_sum: int, steps: int, kv_shared_tokens: int = 0
+    ) -> list[int]:
+        """Durations of consecutive pure decode steps, if they all run from now on."""
+        rows = self._rows.get(num_rows) or self._enter(num_rows)
+        kv_ns = self._kv_ns
+        first = rows.fixed_ns - kv_shared_tokens * self._kv_shared_ns
+        contexts = range(context_sum, context_sum + num_rows * steps, num_rows)
+        if self._noise is not None or not rows.above_floor:
+            return self._checked_run(rows, first, contexts, kv_shared_tokens)
+        first += rows.gap_ns + 1
+        recent = self._recent
+        if not recent:
+            return [int(first + context * kv_ns) for context in contexts]
+        times = []
+        for context in contexts:
+            times.append(int(first + context * kv_ns + recent * rows.recent_ns))
+            recent = _decayed(recent, 1)
+        return times
+
+    def observe(self, features: StepFeatures, steps: int) -> None:
+        """Learns that a step, or that many steps of a decode run, have run."""
+        self.num_steps += steps
+        if self._is_outside(features, steps):
+            self.num_extrapolated += steps
+        if self._noise is not None:
+            kind = 0
+            if features.chunks:
+                kind = 2 if self._graphs.is_eager(features.num_tokens, True) else 1
+            self._noise.advance(kind, steps)
+        if features.chunks:
+            self._recent = next_recent(self._recent, features.num_chunk_tokens)
+        elif self._recent:
+            self._recent = _decayed(self._recent, steps)
+
+    def intake_ns(self, num_prompt_tokens: int) -> int:
+        """Host time between steps for taking in (and later ending) a request."""
+        return int(self._request_ns + num_prompt_tokens * self._prompt_token_ns)
+
+    def check_range(self) -> None:
+        """Raises InputError where too many steps were outside the calibrated range."""
+        if self.num_extrapolated > MAX_OUTSIDE * self.num_steps:
+            share = self.num_extrapolated / self.num_steps
+            raise InputError(
+                f"cost=calibrated: {share:.1%} of the steps lie outside the range that"
+                f" {self.profile.path or 'the profile'} was calibrated in (up to"
+                f" {self._range_text()}); at most {MAX_OUTSIDE:.0%} are allowed, use cost=roofline"
+            )
+
+    def describe(self) -> dict[str, object]:
+        """Name and provenance of the profile."""
+        profile = self.profile
+        description: dict[str, object] = {
+            "name": self.name,
+            "profile": profile.path,
+            "engine": profile.target.engine,
+            "hardware": profile.target.hardware,
+            "sources": [source["name"] for source in profile.sources],
+            "calibrated_up_to": dict(profile.limits),
+            "held_out": [dict(fold) for fold in profile.held_out],
+        }
+        if self._noise is not None:
+            description["noise"] = self._noise.describe()
+        return description
+
+    def _range_text(self) -> str:
+        return ", ".join(f"{limit:,} {name}" for name, limit in self.profile.limits.items())
+
+    def _gap_ns(self, num_sampled: int) -> float:
+        terms = host_row(num_sampled, 0, 0, 0)
+        return sum([a * b for a, b in zip(terms, self._host_ns, strict=True)])
+
+    def _enter(self, num_rows: int) -> _Rows:
+        """Computes what all decode steps of a batch size share."""
+        empty = StepFeatures(num_rows, 0, (), num_rows)
+        fixed, with_recent = (
+            sum(a * b for a, b in zip(step_row(work_row(empty, recent), self._graphs),
+                                      self._step_ns, strict=True))
+            for recent in (0.0, 1.0)
+        )  # fmt: skip
+        physics, sheet = self._physics, self._physics.hardware
+        # Prediction and limits are linear in the context: compare their starts and their slopes.
+        slopes = (
+            physics.kv_token_bytes / sheet.memory_bytes_per_s * 1e9,
+            physics.pair_flops / sheet.flops_per_s * 1e9,
+        )
+        starts_above = fixed >= physics.floor_ns(physics.step_work(empty))
+        above = starts_above and self._kv_ns >= max(slopes)
+        rows = _Rows(fixed, self._gap_ns(num_rows), with_recent - fixed, above)
+        self._rows[num_rows] = rows
+        return rows
+
+    def _checked_run(self, rows: _Rows, first: float, contexts: range, shared: int) -> list[int]:
+        """The same with noise and, step by step, the data sheet's limit."""
+        noise = [0.0] * len(contexts)
+        if self._noise is not None:
+            noise = self._noise.peek(0, len(contexts))
+        recent, physics = self._recent, self._physics
+        times = []
+        for context, error in zip(contexts, noise, strict=True):
+            time_ns = (first + context * self._kv_ns + recent * rows.recent_ns) * (1 + error)
+            num_rows = contexts.step
+            work = physics.step_work(StepFeatures(num_rows, context, (), num_rows, shared))
+            times.append(int(max(time_ns, physics.floor_ns(work)) + rows.gap_ns + 1))
+            recent = _decayed(recent, 1)
+        return times
+
+    def _is_outside(self, features: StepFeatures, steps: int) -> bool:
+        context = features.decode_context_sum + (steps - 1) * features.num_decodes
+        if context > self._max_kv or features.num_seqs > self._max_seqs:
+            return True
+        if not features.chunks:
+            return False
+        return (
+            features.num_tokens > self._max_tokens
+            or context + features.chunk_context_sum > self._max_kv
+            or features.chunk_attention_pairs > self._max_pairs
+        )
+
+
+class Noise:
+    """Draws relative errors of steps as they were on one of the calibration logs.
+
+    The log is drawn once, because runs differ from one another by more than their steps do; then
+    blocks of consecutive errors are drawn for each kind of step.
+    """
+
+    def __init__(self, sources: tuple[NoiseSource, ...], seed: int) -> None:
+        usable = [source for source in sources if any(source.kinds)]
+        if not usable:
+            raise InputError("the profile holds no held-out errors: it was made from a single log")
+        self._random = random.Random(seed)
+        self._seed = seed
+        self._source = source = self._random.choice(usable)
+        # A log without steps of some kind lends those of another.
+        self._blocks = [blocks or max(source.kinds, key=len) for blocks in source.kinds]
+        self._ahead: tuple[list[float], ...] = ([], [], [])
+
+    def peek(self, kind: int, count: int) -> list[float]:
+        """Errors of the next steps of a kind."""
+        ahead, blocks = self._ahead[kind], self._blocks[kind]
+        while len(ahead) < count:
+            ahead.extend(self._random.choice(blocks))
+        return ahead[:count]
+
+    def advance(self, kind: int, count: int) -> None:
+        """Uses up the errors of steps that ran."""
+        self.peek(kind, count)
+        del self._ahead[kind][:count]
+
+    def describe(self) -> Mapping[str, Any]:
+        """Seed and log."""
+        return {"seed": self._seed, "log": self._source.name}
+
+
+def _decayed(recent: float, steps: int) -> float:
+    for _ in range(steps):
+        recent *= RECENT_DECAY
+        if recent < _NEGLIGIBLE_TOKENS:
+            return 0.0
+    return recent

@@ -1,0 +1,146 @@
+"""The terms of the calibrated model: physical quantities whose coefficients are times.
+
+Every term grows with the work of a step and every coefficient is at least 0, so the predicted
+time is monotone in the work.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from sim.calibration.samples import WORK_COLUMNS, Floats, Samples
+
+# Captured by vLLM 0.25.1 with max_num_seqs=256: full graphs for decode, piecewise ones else.
+VLLM_GRAPH_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
+# Between two of these numbers of (padded) tokens the matrix products cost the same per token.
+TOKEN_KNOTS = (0, 8, 32, 64, 96, 128, 256, 512, 1024)
+# A KV block that several sequences share is read from the L2 cache after the first time. How much
+# less that costs than a read from memory is a property of the hardware; taken, not fitted.
+SHARED_READ_COST = 0.6
+SAMPLED_KNOTS = (0, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One term; `unit` is what its coefficient is a time per."""
+
+    name: str
+    unit: str
+    meaning: str
+
+
+def _token_terms() -> tuple[Term, ...]:
+    ends = [*TOKEN_KNOTS[1:], None]
+    return tuple(
+        Term(
+            f"tokens_{start}_{end or 'up'}",
+            "token",
+            f"matrix products, tokens {start} to {end}" if end else f"those beyond {start} tokens",
+        )
+        for start, end in zip(TOKEN_KNOTS, ends, strict=True)
+    )
+
+
+STEP_TERMS: tuple[Term, ...] = (
+    Term("step", "step", "weights read once, fixed host and launch time"),
+    Term("mixed", "step", "steps with prompt chunks: no full graph, prefill kernels"),
+    Term("eager", "step", "more tokens than the largest graph: every kernel launched by the host"),
+    Term("sequence", "sequence", "host work and sampling per member of the batch"),
+    Term("chunk", "chunk", "host work and kernel tails per prompt chunk"),
+    Term("kv_read", "1000 tokens", "KV read by decode attention, repeated reads at the L2 rate"),
+    Term("chunk_kv", "1000 tokens", "KV read by the chunks' attention"),
+    Term("chunk_pairs", "1e6 pairs", "arithmetic of the chunks' attention"),
+    Term("recent", "1000 tokens", "after prefill: cold caches, new batch, lower clocks"),
+    Term("recent_tokens", "1e6 tokens^2", "lower clocks under sustained prefill, per token"),
+    *_token_terms(),
+)
+HOST_TERMS: tuple[Term, ...] = (
+    Term("gap", "step", "host work after a step"),
+    Term("sampled_0_64", "token", "output processing per sampled token, up to 64"),
+    Term("sampled_64_up", "token", "the same beyond 64"),
+    Term("finished", "request", "ending a request"),
+    Term("added", "request", "taking in a request"),
+    Term("added_tokens", "1000 tokens", "taking in its prompt"),
+)
+STEP_NAMES = tuple(term.name for term in STEP_TERMS)
+HOST_NAMES = tuple(term.name for term in HOST_TERMS)
+
+
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """Which batches run in captured graphs: padded to a size, mixed ones up to `mixed_up_to`."""
+
+    sizes: tuple[int, ...] = ()
+    mixed_up_to: int = 0
+
+    def padded(self, num_tokens: int, mixed: bool) -> int:
+        """Tokens that the device computes."""
+        sizes = self.sizes
+        if not sizes or num_tokens > sizes[-1] or (mixed and num_tokens > self.mixed_up_to):
+            return num_tokens
+        return sizes[bisect_left(sizes, num_tokens)]
+
+    def is_eager(self, num_tokens: int, mixed: bool) -> bool:
+        """Whether the host launches every kernel of the step."""
+        if not self.sizes:
+            return False
+        return num_tokens > (min(self.mixed_up_to, self.sizes[-1]) if mixed else self.sizes[-1])
+
+
+def hinges(value: float, knots: Sequence[int]) -> list[float]:
+    """The parts of `value` that lie between neighbouring knots, and beyond the last one."""
+    parts = [min(max(value - low, 0), high - low) for low, high in pairwise(knots)]
+    parts.append(max(value - knots[-1], 0))
+    return parts
+
+
+def step_row(work: Sequence[float], graphs: Graphs) -> list[float]:
+    """The terms of one step, in the order of `STEP_TERMS`."""
+    (decodes, chunks, chunk_tokens, decode_context, shared, chunk_context, pairs, _, recent) = work
+    tokens = int(decodes + chunk_tokens)
+    mixed = chunks > 0
+    kv_read = decode_context - min(shared, decode_context) * (1 - SHARED_READ_COST)
+    return [
+        1.0,
+        float(mixed),
+        float(graphs.is_eager(tokens, mixed)),
+        decodes + chunks,
+        chunks,
+        kv_read / 1e3,
+        chunk_context / 1e3,
+        pairs / 1e6,
+        recent / 1e3,
+        recent * tokens / 1e6,
+        *hinges(graphs.padded(tokens, mixed), TOKEN_KNOTS),
+    ]
+
+
+def step_matrix(samples: Samples, graphs: Graphs) -> Floats:
+    """One row of terms for each step."""
+    rows = [step_row(work, graphs) for work in samples.work.tolist()]
+    return np.array(rows, dtype=np.float64).reshape(-1, len(STEP_TERMS))
+
+
+def host_row(sampled: float, finished: float, added: float, added_tokens: float) -> list[float]:
+    """The terms of the gap behind a step, in the order of `HOST_TERMS`."""
+    return [1.0, *hinges(sampled, SAMPLED_KNOTS), finished, added, added_tokens / 1e3]
+
+
+def host_matrix(samples: Samples) -> Floats:
+    """One row of terms for the gap behind each step."""
+    columns = (
+        samples.column("num_sampled"),
+        samples.num_finished,
+        samples.num_added,
+        samples.added_tokens,
+    )
+    rows = [host_row(*values) for values in np.column_stack(columns).tolist()]
+    return np.array(rows, dtype=np.float64).reshape(-1, len(HOST_TERMS))
+
+
+assert len(WORK_COLUMNS) == 9
