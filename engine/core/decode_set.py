@@ -163,11 +163,6 @@ class DecodeSet:
         """Books one more step of the run."""
         self._run_steps += 1
 
-    def run_token(self, row: int, step: int) -> int:
-        """The token that a row sampled in one step of the run."""
-        assert self._run is not None, "a run has begun"
-        return self._run[row][step]
-
     def end_run(self) -> None:
         """Gives every row its tokens of the run."""
         self.absorb_all()

@@ -10,6 +10,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 from engine.core.block_manager import BlockManager
 from engine.core.config import KernelConfig
@@ -85,7 +86,7 @@ class Scheduler:
             raise StepOrderError("schedule() was called without work")
         if len(self._open) > self.config.async_scheduling:
             raise StepOrderError("schedule() was called with an uncommitted plan")
-        step = self._begin_step()
+        step = self._begin_step(tokens_open=bool(self._open))
         self.policy.fill(self.state, step)
         plan = step.plan(self._next_step, self.state)
         self._check_progress(plan)
@@ -148,12 +149,7 @@ class Scheduler:
         """
         state, decodes = self.state, self.state.decodes
         record = self._oldest_open(plan)
-        if plan.chunks or plan.preempted or record.ending or self._aborting or len(self._open) > 1:
-            return 1
-        num_rows = len(plan.decode)
-        if state.partials or num_rows != len(decodes) or self._ending.may_stop():
-            return 1
-        if not self.policy.admits_none(state, num_rows):
+        if self._is_unsteady(record) or not self.policy.admits_none(state, len(plan.decode)):
             return 1
         limit = decodes.next_limit()
         assert limit is not None, "L3: every member has a limit"
@@ -172,32 +168,45 @@ class Scheduler:
 
         Does what schedule() and commit() would do one by one. `tokens(row)` gives the sampled ids
         of a row, one per step; `num_steps` is at most `decode_horizon(plan)`.
+
+        Raises:
+            StepOrderError: the plan is not pure decode, or fewer steps are certain.
         """
-        state, decodes = self.state, self.state.decodes
         record = self._oldest_open(plan)
-        blocks: list[tuple[int, NewBlocks]] = [(0, new) for new in plan.new_blocks]
         rows = range(len(plan.decode))
-        last_tokens: list[int] = []
-        decodes.begin_run(tokens)
-        for offset in range(num_steps):
-            if offset:
-                step = Step(self.config.max_num_batched_tokens, tokens_open=False)
-                state.manager.sealed_in_step = {}
-                self.policy.serve(state, step, len(rows), [])
+        if plan.chunks or num_steps < 1 or (num_steps > 1 and self._is_unsteady(record)):
+            raise StepOrderError(f"run_decode() cannot take {num_steps} steps from {plan.step} on")
+        blocks: list[tuple[int, NewBlocks]] = [(0, new) for new in plan.new_blocks]
+        num_free = self.num_free_blocks
+        if num_steps > 1:
+            self.state.decodes.begin_run(tokens)
+            for offset in range(1, num_steps):
+                self._seal(record.unsealed)
+                self.state.decodes.step_run()
+                step = self._begin_step(tokens_open=False)
+                self.policy.serve(self.state, step, len(rows), [])
                 blocks.extend((offset, new) for new in step.new_blocks)
+                num_free = self.num_free_blocks
                 record = self._book(step, plan)
-            num_free = state.manager.pool.num_free
-            self._seal(record.unsealed)
-            decodes.step_run()
-        last_tokens = [decodes.run_token(row, num_steps - 1) for row in rows]
-        decodes.end_run()
-        self._open.popleft()
-        reasons = {sequence.request_id: "length" for sequence in record.ending}
-        finished = self._finish(reasons, plan.decode.request_ids)
-        outcome = StepOutcome(
-            plan.step + num_steps - 1, plan.decode.request_ids, last_tokens, finished
-        )
+            self.state.decodes.end_run()
+            self._open[0] = record
+        outcome = self.commit(plan, [tokens(row)[num_steps - 1] for row in rows])
+        outcome = replace(outcome, step=plan.step + num_steps - 1)
         return DecodeRun(plan.step, num_steps, plan.decode, tuple(blocks), num_free, outcome)
+
+    def _is_unsteady(self, record: OpenStep) -> bool:
+        """Whether something other than the same decodes may follow, for reasons known right now."""
+        plan, state = record.plan, self.state
+        return bool(
+            plan.chunks
+            or plan.preempted
+            or record.ending
+            or self._aborting
+            or len(self._open) > 1
+            or state.partials
+            or len(plan.decode) != len(state.decodes)
+            or self._ending.may_stop()
+        )
 
     # Views --------------------------------------------------------------------------------
 
@@ -267,9 +276,9 @@ class Scheduler:
         voided = {s.request_id for record in self._open for s in record.voided}
         return {request_id} if request_id in voided else self.state.sequences
 
-    def _begin_step(self) -> Step:
+    def _begin_step(self, tokens_open: bool) -> Step:
         self.state.manager.sealed_in_step = {}
-        return Step(self.config.max_num_batched_tokens, tokens_open=bool(self._open))
+        return Step(self.config.max_num_batched_tokens, tokens_open)
 
     def _book(self, step: Step, plan: StepPlan) -> OpenStep:
         """Books a decided step: its counts grow, and it is open until its commit."""
