@@ -17,7 +17,13 @@ import simpy
 from engine.core import KernelConfig, Prompt, Request, RequestId, Scheduler
 from engine.core.plan import DecodeBatch, DecodeRun, StepOutcome, StepPlan
 from sim.clock import SCHEDULE, STEP_END, Moment
-from sim.cost.features import CostModel, RunCostModel, StepFeatures, plan_features
+from sim.cost.features import (
+    CostModel,
+    EngineCostModel,
+    RunCostModel,
+    StepFeatures,
+    plan_features,
+)
 from sim.gaps import TokenClock
 from sim.ledger import UNSET, Ledger
 from sim.stats import ServerStats
@@ -112,6 +118,8 @@ class Server:
         self.stats = stats
         self._env, self._config, self._cost = env, config, cost
         self._run_cost = cost if isinstance(cost, RunCostModel) and not step_by_step else None
+        self._engine_cost = cost if isinstance(cost, EngineCostModel) else None
+        self._intake_ns = 0
         self._ledger, self._on_finish, self._log = ledger, on_finish, log
         self._live: dict[RequestId, Live] = {}
         self._num_sharers = 0
@@ -141,6 +149,8 @@ class Server:
         length = len(request.prompt)
         self._live[request.request_id] = Live(row, length, first_output_id - length + 1)
         self._prompt_tokens += length
+        if self._engine_cost is not None:
+            self._intake_ns += self._engine_cost.intake_ns(length)
         if self._log is not None:
             outputs = Prompt(range(first_output_id, first_output_id + num_outputs))
             self._log.add(
@@ -194,6 +204,10 @@ class Server:
                 self._sleep = env.event()
                 yield self._sleep
             yield Moment(env, env.now, SCHEDULE)
+            while self._intake_ns:
+                # Taking in requests takes the engine time, in which more may arrive.
+                delay_ns, self._intake_ns = self._intake_ns, 0
+                yield Moment(env, env.now + delay_ns, SCHEDULE)
             self._launch()
             while self._flight is not None:
                 self._waits_for_flight = True
@@ -307,6 +321,8 @@ class Server:
             if self._log is not None:
                 durations = flight.durations_ns[:steps]
                 self._log.decode_run(plan, run, flight.start_ns, durations, replica=self.index)
+        if self._engine_cost is not None:
+            self._engine_cost.observe(flight.features, steps)
         self._output_tokens += flight.features.num_sampled * steps
         for finished in outcome.finished:
             self._finish(finished.request_id, ends[-1], len(finished.output_token_ids))

@@ -96,7 +96,10 @@ class CostModel(Protocol):
 
 @runtime_checkable
 class RunCostModel(CostModel, Protocol):
-    """A cost model without state that can time a stretch of pure decode steps at once."""
+    """A cost model that can time a stretch of pure decode steps at once.
+
+    Its state, if any, changes only in `EngineCostModel.observe`.
+    """
 
     def decode_run_ns(
         self, num_rows: int, context_sum: int, steps: int, kv_shared_tokens: int = 0
@@ -106,4 +109,20 @@ class RunCostModel(CostModel, Protocol):
         Must equal `step_time_ns` of `StepFeatures(num_rows, context_sum + i * num_rows, (),
         num_rows, kv_shared_tokens)` for every i, exactly.
         """
+        ...
+
+
+@runtime_checkable
+class EngineCostModel(CostModel, Protocol):
+    """A cost model that also knows the engine's work between steps, and may remember steps.
+
+    Its steps are known to have run only when it is told: a planned stretch may be cut short.
+    """
+
+    def intake_ns(self, num_prompt_tokens: int) -> int:
+        """Time that the engine takes, between two steps, to take in a request."""
+        ...
+
+    def observe(self, features: StepFeatures, steps: int) -> None:
+        """A step, or `steps` consecutive decode steps that began with `features`, have run."""
         ...
