@@ -250,7 +250,7 @@ def common_prefix(a, b):
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
 
 
-# Throughput ----------------------------------------------------------------------------------------
+# Throughput ----------------------------------------------------------------------------------
 
 
 def throughput(args, sections, table):
@@ -297,7 +297,7 @@ def throughput_lines(name, found):
         )
 
 
-# Where a decode step goes --------------------------------------------------------------------------
+# Where a decode step goes ---------------------------------------------------------------------
 
 
 def profile(args, sections, table):
