@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
+import pickle
 from typing import TYPE_CHECKING, Any
 
 from engine.core.plan import DecodeRun, NewBlocks, StepOutcome, StepPlan
@@ -10,6 +10,13 @@ from engine.core.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from properties.driver import Driver
+
+
+def clone(scheduler: Scheduler) -> Scheduler:
+    """An independent copy of a scheduler without open plans; several times faster than deepcopy."""
+    copied = pickle.loads(pickle.dumps(scheduler, protocol=5))
+    assert isinstance(copied, Scheduler)
+    return copied
 
 
 def run_ahead(driver: Driver, want: int) -> int:
@@ -20,7 +27,7 @@ def run_ahead(driver: Driver, want: int) -> int:
     """
     one_by_one = driver.target
     assert isinstance(one_by_one, Scheduler)
-    at_once = deepcopy(one_by_one)
+    at_once = clone(one_by_one)
     plan = at_once.schedule()
     if plan.chunks or not plan.num_entries:
         return 0

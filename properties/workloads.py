@@ -23,8 +23,8 @@ class Workload:
     operations: tuple[Operation, ...]
 
 
-# Ways to run; each workload draws a subset of what may happen (swarm testing).
-_EVENTS = ("abort", "open", "discard", "run")
+# Share of workloads in which an event may happen at all (swarm testing).
+_EVENTS = {"abort": 0.4, "open": 0.4, "discard": 0.3, "run": 0.1}
 
 
 def random_workload(seed: int, policy: str | None = None, is_async: bool = False) -> Workload:
@@ -32,7 +32,7 @@ def random_workload(seed: int, policy: str | None = None, is_async: bool = False
     rng = Random(seed)
     config = random_config(rng, policy or rng.choice(("mixed", "prefill_first")), is_async)
     vocabulary = rng.choice((2, 3, 5))
-    events = tuple(event for event in _EVENTS if rng.random() < 0.4)
+    events = tuple(event for event, share in _EVENTS.items() if rng.random() < share)
     return Workload(config, vocabulary, tuple(_operations(rng, config, vocabulary, events)))
 
 

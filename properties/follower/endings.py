@@ -130,7 +130,12 @@ def _check_outputs(follower: Follower, track: Track) -> None:
         limit = len(request.prompt) + request.max_tokens
     expected, _ = sequential_outputs(request, track.seed, follower.vocabulary, limit)
     if expected != track.outputs:
-        follower.complain("E1", f"{request.request_id!r}: {track.outputs}, alone {expected}")
+        detail = f"{request.request_id!r}: {track.outputs}, alone {expected}"
+        if track.preempted:
+            follower.complain("E4", detail)
+        if config.hash_bits <= 8:
+            follower.complain("K11", detail)
+        follower.complain("E1", detail)
 
 
 def discard(follower: Follower, step: OpenStep, finished: Sequence[Finished]) -> None:
@@ -166,6 +171,8 @@ def compare_state(follower: Follower, target: Target) -> None:
         complain("L4", f"has_work={target.has_work} with {len(live)} live requests")
     for name, track in live.items():
         table = target.block_table(name)
+        if table and not track.table and track in follower.waiting:
+            complain("B8", f"{name!r} was not admitted and holds {table}")
         if table != tuple(track.table):
             complain("B6", f"{name!r} holds {table}, the plans say {track.table}")
         if not follower.open:

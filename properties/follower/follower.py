@@ -93,6 +93,8 @@ class Follower:
             track.wants_abort = True
         else:
             self.end(track, finished, "abort", "L8")
+            if target.num_free_blocks != len(self.blocks.free):
+                self.complain("L8", f"abort of {request_id!r} frees other blocks than its own")
             self.check_state(target)
 
     # ---- steps ----
@@ -223,6 +225,8 @@ class Follower:
             if blocks.keys[block] == key:
                 continue
             name = track.request.request_id
+            if index and blocks.keys[block] in track.hashes[(index + 2) * size - 1 :: size]:
+                self.complain("K8", f"{name!r} hits a later block of its chain at {index}")
             if blocks.keys[block] is None and blocks.dropped[block] == key:
                 self.complain("K6", f"{name!r} hits block {block}, which was handed out since")
             if blocks.contents[block] != track.hashes[index * size : (index + 1) * size]:
