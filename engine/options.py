@@ -62,8 +62,9 @@ class EngineOptions:
         valid = [field.name for field in fields(cls)]
         for name, value in options.items():
             if name not in valid:
-                near = difflib.get_close_matches(name, valid, n=1, cutoff=0.0)
-                raise ConfigError(name, value, f"no such option; did you mean {near[0]!r}?")
+                raise ConfigError(
+                    name, value, f"no such option; did you mean {_nearest(name, valid)!r}?"
+                )
         return cls(model=str(model), **options)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
@@ -110,6 +111,12 @@ class EngineOptions:
             if value is None and name in _MAY_BE_NONE:
                 continue
             require_int(name, value, least, most)
+
+
+def _nearest(name: str, valid: list[str]) -> str:
+    """The option that was probably meant: one that the name contains goes before a similar one."""
+    contained = [option for option in valid if option in name and len(option) > 4]
+    return max(contained, key=len, default=difflib.get_close_matches(name, valid, 1, 0.0)[0])
 
 
 _MAY_BE_NONE = ("max_model_len", "num_kvcache_blocks", "kv_cache_memory_bytes")
