@@ -9,7 +9,7 @@ from engine.core.steplog import LogHeader
 from sim.metrics import Summary, summarize
 from sim.router import make_router
 from sim.server import StepLog
-from sim.setup import Deployment, Parts, build, num_extrapolated, versions
+from sim.setup import Deployment, Parts, build, check_ranges, num_extrapolated, versions
 from sim.simulation import RunOptions, RunResult, Simulation
 from sim.workloads.table import Workload
 
@@ -58,7 +58,7 @@ def simulate(
     """Runs a plan; `parts` of an earlier `build` are used once only where costs keep a state.
 
     Raises:
-        ConfigError, InputError: the plan cannot be run.
+        ConfigError, InputError: the plan cannot be run, or leaves the range of its cost model.
     """
     parts = parts or build(plan.deployment, plan.seed)
     simulation = Simulation(
@@ -72,6 +72,7 @@ def simulate(
         on_progress,
     )
     result = simulation.run()
+    check_ranges(parts.costs)
     summary = summarize(result, parts.hardware, plan.deployment.tp, plan.slos_ms)
     ours = summary["sim"]
     assert isinstance(ours, dict)

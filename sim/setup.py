@@ -9,6 +9,8 @@ from pathlib import Path
 
 from engine.core import ConfigError, InputError, KernelConfig
 from engine.core.steplog import DecodeStretch, StepLogReader, StepRecord
+from sim.calibration.cost import CalibratedCost
+from sim.calibration.profile import Profile, find_profile, load_profile
 from sim.cost.features import CostModel
 from sim.cost.physics import Physics
 from sim.cost.roofline import RooflineCost, RooflineOptions
@@ -18,7 +20,8 @@ from sim.memory import size_kv_pool
 from sim.models import ModelShape, model_named
 
 COST_HELP = (
-    "roofline, calibrated:PROFILE, table:CSV, replay:STEPS.jsonl, constant:MS or exponential:MS"
+    "auto (calibrated where a shipped profile fits, else roofline), roofline, calibrated,"
+    " calibrated:PROFILE, table:CSV, replay:STEPS.jsonl, constant:MS or exponential:MS"
 )
 
 
@@ -44,7 +47,7 @@ class Deployment:
     gpu_memory_utilization: float = 0.9
     prefix_caching: bool = True
     long_prefill_token_threshold: int = 0
-    cost: str = "roofline"
+    cost: str = "auto"
     roofline: RooflineOptions = field(default_factory=RooflineOptions)
 
 
@@ -73,7 +76,7 @@ def build(deployment: Deployment, seed: int) -> Parts:
     model.check_tp(deployment.tp)
     kernel = _kernel_config(deployment, model, hardware)
     physics = Physics(model, hardware, deployment.tp)
-    costs = _costs(deployment, model, hardware, seed)
+    costs = _costs(deployment, model, hardware, physics, seed)
     return Parts(model, hardware, kernel, physics, costs)
 
 
@@ -107,10 +110,15 @@ def _kernel_config(deployment: Deployment, model: ModelShape, hardware: Hardware
 
 
 def _costs(
-    deployment: Deployment, model: ModelShape, hardware: Hardware, seed: int
+    deployment: Deployment, model: ModelShape, hardware: Hardware, physics: Physics, seed: int
 ) -> tuple[CostModel, ...]:
     kind, _, argument = deployment.cost.partition(":")
     replicas = range(deployment.replicas)
+    if (kind == "auto" and not argument) or kind == "calibrated":
+        profile = _profile(deployment, model, hardware, argument)
+        if profile is not None:
+            return tuple(CalibratedCost(profile, physics) for _ in replicas)
+        kind = "roofline"
     if kind == "roofline" and not argument:
         roofline = RooflineCost(model, hardware, deployment.tp, deployment.roofline)
         return tuple(roofline for _ in replicas)
@@ -124,15 +132,26 @@ def _costs(
     if kind == "replay" and argument:
         durations = read_step_durations(Path(argument))
         return tuple(ReplayCost(durations.get(index, []), argument) for index in replicas)
-    if kind == "calibrated" and argument:
-        return _calibrated(deployment, model, hardware, argument)
     raise ConfigError("cost", deployment.cost, f"must be {COST_HELP}")
 
 
-def _calibrated(
-    deployment: Deployment, model: ModelShape, hardware: Hardware, argument: str
-) -> tuple[CostModel, ...]:
-    raise ConfigError("cost", deployment.cost, f"must be {COST_HELP}")
+def _profile(
+    deployment: Deployment, model: ModelShape, hardware: Hardware, path: str
+) -> Profile | None:
+    """The named profile, or the shipped one that fits; None where `auto` finds none."""
+    if path:
+        profile = load_profile(path)
+        profile.check_fits(model, hardware, deployment.tp)
+        return profile
+    found = find_profile(model, hardware, deployment.tp)
+    if found is None and deployment.cost == "calibrated":
+        raise ConfigError(
+            "cost",
+            deployment.cost,
+            f"no shipped profile is for {model.name} on {hardware.name} at tp={deployment.tp};"
+            " name one as calibrated:PROFILE",
+        )
+    return found
 
 
 def _milliseconds(option: str, text: str) -> int:
@@ -171,3 +190,10 @@ def num_extrapolated(costs: Sequence[CostModel]) -> int:
     """Steps outside the range of a cost model, where the model counts them."""
     distinct = {id(cost): cost for cost in costs}
     return sum(getattr(cost, "num_extrapolated", 0) for cost in distinct.values())
+
+
+def check_ranges(costs: Sequence[CostModel]) -> None:
+    """Raises InputError where too many steps lay outside the range of a calibrated model."""
+    for cost in costs:
+        if isinstance(cost, CalibratedCost):
+            cost.check_range()
