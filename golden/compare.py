@@ -6,6 +6,7 @@ see the same token ids, so every position can be judged on its own. Knows no mod
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor
 # Float32 has no yardstick below it: the engine must be this close to HF itself.
 FP32_RTOL = 1e-5
 FP32_ATOL = 1e-5
+# Errors pooled over all positions average out chance, so their ratio is bounded more tightly.
+MAX_POOLED_RATIO = 1.5
 # Share of positions at which the engine may choose another token than HF in float32 although no
 # gap forbids it, beside twice the share at which HF in the test dtype does so itself.
 FREE_DISAGREEMENT = 0.05
@@ -27,7 +30,7 @@ class Rules:
     too small to judge the token: above it the token rule would be vacuous.
     """
 
-    c: float = 2.0
+    c: float = 1.5
     max_kl_mean: float = 0.0025
     max_close_share: float = 1.0
 
@@ -43,6 +46,7 @@ class LogitStats:
     observed_c: float
     worst_ratio: float
     p99_ratio: float
+    pooled_ratio: float  # mean error over all positions, engine over HF
     max_error: float
     max_excess: float
     kl_mean: float
@@ -109,7 +113,7 @@ class LogitComparison:
         top = r.topk(2, dim=-1)
         best = top.indices[:, 0]
         error, hf_error = (e - r).abs(), (h - r).abs()
-        slack_max, slack_mean = self._slack(r)
+        slack_max, slack_mean = rounding_slack(r, self._dtype)
         chosen = e.argmax(dim=-1) if drawn is None else drawn.to(e.device)
         columns = (
             positions,
@@ -127,19 +131,71 @@ class LogitComparison:
         self._pieces.append(_Columns(*(c.double().cpu() for c in columns), *(f.cpu() for f in flags)))
         self._names.append(name)
 
-    def _slack(self, truth: Tensor) -> tuple[Tensor, Tensor]:
-        """What rounding alone may add to the largest and to the mean error of a position."""
-        size = truth.abs()
-        if self._dtype == torch.float32:
-            return FP32_ATOL + FP32_RTOL * size.amax(-1), FP32_ATOL + FP32_RTOL * size.mean(-1)
-        eps = 2 * torch.finfo(self._dtype).eps
-        return eps * size.amax(-1), eps * size.mean(-1)
-
     def finish(self) -> LogitStats:
         """Judges everything added so far."""
         if not self._pieces:
             raise ValueError("nothing was compared")
         return _judge(self._names, self._pieces, self._rules)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorStats:
+    """The three-way rule on vectors that are no logits: a component's output rows."""
+
+    observed_c: float
+    max_error: float
+    pooled_ratio: float
+    violations: tuple[str, ...]
+
+
+def three_way(
+    engine: Tensor, truth: Tensor, yardstick: Tensor, dtype: torch.dtype, c: float = 1.5
+) -> ErrorStats:
+    """Judges rows [n, size] as `LogitComparison` judges logits, without the token rules."""
+    e, r, h = (x.detach().float().reshape(-1, x.shape[-1]) for x in (engine, truth, yardstick))
+    error, hf_error = (e - r).abs(), (h - r).abs()
+    slack_max, slack_mean = rounding_slack(r, dtype)
+    factor = 0.0 if dtype == torch.float32 else c
+    bad = (error.amax(-1) > factor * hf_error.amax(-1) + slack_max) | (
+        error.mean(-1) > factor * hf_error.mean(-1) + slack_mean
+    )
+    bad |= ~torch.isfinite(e).all(-1)
+    violations = []
+    if bad.any():
+        first = int(bad.nonzero()[0])
+        violations.append(f"error above bound in {int(bad.sum())} of {len(bad)} rows, first {first}")
+    excess = (error.amax(-1) - slack_max) / hf_error.amax(-1).clamp(min=1e-30)
+    has_yardstick = dtype != torch.float32
+    pooled = float(error.mean() / hf_error.mean()) if float(hf_error.mean()) > 0 else 0.0
+    if has_yardstick and pooled > MAX_POOLED_RATIO:
+        violations.append(f"pooled error ratio {pooled:.2f} > {MAX_POOLED_RATIO}")
+    return ErrorStats(
+        observed_c=max(0.0, float(excess.max())) if has_yardstick else 0.0,
+        max_error=float(error.max()),
+        pooled_ratio=pooled,
+        violations=tuple(violations),
+    )
+
+
+def worst_of(parts: Mapping[str, ErrorStats]) -> ErrorStats:
+    """Several comparisons as one: the largest numbers, all violations with their names."""
+    return ErrorStats(
+        observed_c=max(part.observed_c for part in parts.values()),
+        max_error=max(part.max_error for part in parts.values()),
+        pooled_ratio=max(part.pooled_ratio for part in parts.values()),
+        violations=tuple(
+            f"{name}: {text}" for name, part in parts.items() for text in part.violations
+        ),
+    )
+
+
+def rounding_slack(truth: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What rounding alone may add to the largest and to the mean error of each row."""
+    size = truth.abs()
+    if dtype == torch.float32:
+        return FP32_ATOL + FP32_RTOL * size.amax(-1), FP32_ATOL + FP32_RTOL * size.mean(-1)
+    eps = 2 * torch.finfo(dtype).eps
+    return eps * size.amax(-1), eps * size.mean(-1)
 
 
 def kl_divergence(truth: Tensor, other: Tensor) -> Tensor:
@@ -182,6 +238,9 @@ def _judge(names: list[str], pieces: list[_Columns], rules: Rules) -> LogitStats
         violations.append(
             f"{gap_share:.1%} of tokens differ within the gap, HF's own {hf_disagreement:.1%}"
         )
+    pooled = _pooled_ratio(all_)
+    if pooled > MAX_POOLED_RATIO:
+        violations.append(f"pooled error ratio {pooled:.2f} > {MAX_POOLED_RATIO}")
     ratio = all_.error_max / all_.hf_error_max.clamp(min=1e-30)
     has_yardstick = bool((all_.hf_error_max > 0).any())
     return LogitStats(
@@ -189,6 +248,7 @@ def _judge(names: list[str], pieces: list[_Columns], rules: Rules) -> LogitStats
         observed_c=_observed_c(all_) if has_yardstick else 0.0,
         worst_ratio=float(ratio.max()) if has_yardstick else 0.0,
         p99_ratio=float(ratio.quantile(0.99)) if has_yardstick else 0.0,
+        pooled_ratio=pooled,
         max_error=float(all_.error_max.max()),
         max_excess=float((all_.error_max / allowed_max).max()),
         kl_mean=kl_mean,
@@ -207,6 +267,11 @@ def _observed_c(all_: _Columns) -> float:
     largest = (all_.error_max - all_.slack_max) / all_.hf_error_max.clamp(min=1e-30)
     mean = (all_.error_mean - all_.slack_mean) / all_.hf_error_mean.clamp(min=1e-30)
     return max(0.0, float(torch.maximum(largest, mean).max()))
+
+
+def _pooled_ratio(all_: _Columns) -> float:
+    yardstick = float(all_.hf_error_mean.mean())
+    return float(all_.error_mean.mean()) / yardstick if yardstick > 0 else 0.0
 
 
 def _broken(what: str, where: Tensor, labels: list[str]) -> list[str]:
