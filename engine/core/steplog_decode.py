@@ -14,6 +14,7 @@ from engine.core.steplog_fields import (
     check_blocks,
     check_chunk,
     check_count,
+    check_counts,
     check_decode_block,
     check_finish,
     check_flag,
@@ -140,7 +141,7 @@ def _build_step(take: Fields) -> StepRecord:
         start_ns=take.take("start", check_int),
         duration_ns=take.take("duration", check_count),
         decode_ids=take.take("ids", tuple_of(check_request_id), ()),
-        decode_positions=take.take("positions", tuple_of(check_count), ()),
+        decode_positions=take.take("positions", check_counts, ()),
         chunks=take.take("chunks", tuple_of(check_chunk), ()),
         preempted=take.take("preempted", tuple_of(check_request_id), ()),
         admitted=take.take("admitted", tuple_of(check_admission), ()),
@@ -169,7 +170,7 @@ def _build_step(take: Fields) -> StepRecord:
 
 
 def _build_stretch(take: Fields) -> DecodeStretch:
-    durations_ns = take.take("durations", tuple_of(check_count))
+    durations_ns = take.take("durations", check_counts)
     ids = take.take("ids", tuple_of(check_request_id))
     record = DecodeStretch(
         first_step=take.take("step", check_count),
@@ -177,15 +178,15 @@ def _build_stretch(take: Fields) -> DecodeStretch:
         durations_ns=durations_ns,
         gaps_ns=take.take("gaps", tuple_of(check_int), (0,) * len(durations_ns)),
         decode_ids=ids,
-        positions=take.take("positions", tuple_of(check_count)),
+        positions=take.take("positions", check_counts),
         new_blocks=take.take("blocks", tuple_of(check_decode_block), ()),
         num_free_blocks=take.take("free", check_count),
         num_running=take.take("running", check_count),
         num_waiting=take.take("waiting", check_count),
         token_ids=take.take("tokens", tuple_of(check_ids), None),
         finished=take.take("finished", tuple_of(check_finish), ()),
-        host_ns=take.take("host", tuple_of(check_count), None),
-        device_ns=take.take("device", tuple_of(check_count), None),
+        host_ns=take.take("host", check_counts, None),
+        device_ns=take.take("device", check_counts, None),
         graph_bucket=take.take("bucket", check_count, None),
         open_plans=take.take("open", check_count, 0),
         replica=take.take("replica", check_count, 0),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from engine.core.plan import Admission, NewBlocks
 from engine.core.request import RequestId
-from engine.core.steplog_ids import decode_ids
+from engine.core.steplog_ids import decode_ids, explicit_ids
 from engine.core.steplog_records import ChunkRecord, FinishRecord
 from engine.core.tokens import Prompt
 
@@ -58,6 +58,16 @@ def check_count(value: object) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{short(value)} is not a whole number >= 0")
     return value
+
+
+def check_counts(value: object) -> tuple[int, ...]:
+    """A list of whole numbers >= 0, checked as a whole: lists of durations are long."""
+    items = check_list(value)
+    if set(map(type, items)) <= {int}:
+        counts = cast(list[int], items)
+        if min(counts, default=0) >= 0:
+            return tuple(counts)
+    return tuple([check_count(item) for item in items])
 
 
 def check_flag(value: object) -> bool:
@@ -113,7 +123,10 @@ def check_object(value: object) -> Json:
 
 def check_ids(value: object) -> tuple[int, ...]:
     """Token or block ids in compact form, made explicit."""
-    ids = check_prompt(value)
+    items = check_list(value)
+    if set(map(type, items)) <= {int}:
+        return tuple(explicit_ids(cast(list[int], items)))
+    ids = decode_ids(items)
     if len(ids) > _MOST_EXPLICIT_IDS:
         raise ValueError(f"{len(ids)} ids are more than one step can have")
     return tuple(ids)

@@ -43,34 +43,35 @@ def decode_ids(items: Sequence[object]) -> Prompt:
         ValueError: an item is neither an int64 id nor a run of them.
     """
     spans: list[range | array[int]] = []
-    explicit = array("q")
+    explicit: list[int] = []
     for item in items:
-        if isinstance(item, int) and not isinstance(item, bool):
-            _check_int64(item)
+        if type(item) is int:
             explicit.append(item)
             continue
-        first, length = _run(item)
         if explicit:
-            spans.append(explicit)
-            explicit = array("q")
-        spans.append(range(first, first + length))
-    spans.append(explicit)
+            spans.append(explicit_ids(explicit))
+            explicit = []
+        spans.append(_run(item))
+    spans.append(explicit_ids(explicit))
     return Prompt.from_spans(spans)
 
 
-def _run(item: object) -> tuple[int, int]:
-    if (
-        not isinstance(item, list)
-        or len(item) != 2
-        or not all(isinstance(part, int) and not isinstance(part, bool) for part in item)
-        or item[1] < 1
-    ):
-        raise ValueError(f"{item!r} is neither an id nor a [first, length] pair")
-    _check_int64(item[0])
-    _check_int64(item[0] + item[1] - 1)
-    return item[0], item[1]
+def explicit_ids(ids: Sequence[int]) -> array[int]:
+    """Ids as an array.
+
+    Raises:
+        ValueError: an id does not fit into 64 bits.
+    """
+    try:
+        return array("q", ids)
+    except OverflowError:
+        raise ValueError("an id does not fit into 64 bits") from None
 
 
-def _check_int64(value: int) -> None:
-    if not -(1 << 63) <= value < 1 << 63:
-        raise ValueError(f"id {value} does not fit into 64 bits")
+def _run(item: object) -> range:
+    if type(item) is list and len(item) == 2:
+        first, length = item
+        if type(first) is int and type(length) is int and length >= 1:
+            explicit_ids((first, first + length - 1))
+            return range(first, first + length)
+    raise ValueError(f"{item!r} is neither an id nor a [first, length] pair")
