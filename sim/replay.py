@@ -30,11 +30,11 @@ from engine.core.steplog import (
     FinishRecord,
     LogHeader,
     Record,
-    StepLogReader,
     StepRecord,
 )
 from engine.core.steplog_diff import OUTCOME_FIELDS, PLAN_FIELDS, LogDifference, other_of
 from engine.core.steplog_records import step_of_plan
+from sim.vllm_import import ReadableLog, open_log
 
 _SIDES = ("recorded", "replayed")
 
@@ -57,7 +57,7 @@ class _Different(Exception):
         self.difference = difference
 
 
-def replay(log: StepLogReader) -> ReplayResult:
+def replay(log: ReadableLog) -> ReplayResult:
     """Replays a whole log; stops at the first difference.
 
     Raises:
@@ -284,9 +284,9 @@ def main(argv: list[str]) -> int:
         prog="lockstep sim replay",
         description="Replay a step log through a fresh kernel; exit 1 at the first other decision.",
     )
-    parser.add_argument("log", type=Path, help="step log, .jsonl or .jsonl.gz")
+    parser.add_argument("log", type=Path, help="step log (.jsonl, .jsonl.gz) or recorded vLLM run")
     options = parser.parse_args(argv)
-    log = StepLogReader(options.log)
+    log = open_log(options.log)
     result = replay(log)
     if result.difference is None:
         live = f", {result.num_live} requests live at its end" if result.num_live else ""

@@ -212,7 +212,10 @@ class ImportedLog:
             yield state.step_record(number, step)
 
 
-def open_log(path: str | os.PathLike[str]) -> StepLogReader | ImportedLog:
+ReadableLog = StepLogReader | ImportedLog
+
+
+def open_log(path: str | os.PathLike[str]) -> ReadableLog:
     """A step log, or a recording read as one.
 
     Raises:
