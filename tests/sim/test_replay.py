@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +15,10 @@ from engine.cli import main as lockstep
 from engine.core import InputError, KernelConfig, Prompt, Request, Scheduler
 from engine.core.steplog import LogHeader, StepLogReader, StepLogWriter
 from sim.replay import replay
+from sim.vllm_import import open_log
+
+SHARED = Path(os.environ.get("LOCKSTEP_SHARED", Path(__file__).resolve().parents[3] / "shared"))
+MEASURED = SHARED / "traces" / "measured_h200"
 
 
 @settings(max_examples=40, deadline=None)
@@ -265,3 +271,22 @@ def test_command_refuses_logs_that_cannot_be_replayed(log, tmp_path, capsys):
         rewritten(log, lines)
     assert lockstep(["sim", "replay", str(log)]) == 2
     assert capsys.readouterr().err.count("\n") == 2
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not MEASURED.is_dir(), reason="the recordings are not here")
+@pytest.mark.parametrize(
+    ("name", "num_requests", "num_steps"),
+    [
+        ("conv_40", 650, 12_483),
+        ("conv_70", 1_000, 7_060),
+        ("conv_90", 1_250, 4_775),
+        ("code_60", 600, 1_494),
+        ("prefix_60", 1_200, 6_134),
+    ],
+)
+def test_runs_of_vllm_on_a_gpu_are_decided_alike_in_every_step(name, num_requests, num_steps):
+    result = replay(open_log(MEASURED / f"{name}.json.gz"))
+    assert result.difference is None
+    assert (result.num_requests, result.num_steps) == (num_requests, num_steps)
+    assert result.num_live == 0
