@@ -89,7 +89,7 @@ def test_every_rank_uses_the_smallest_pool():  # B27, C07
 
 def test_a_requested_length_that_the_pool_cannot_hold_is_refused():
     assert fit_model_len(128, 4096, 8, 16) == 128
-    with pytest.raises(ConfigError, match="max_model_len=129: .*8 blocks of 16 = 128 tokens"):
+    with pytest.raises(ConfigError, match=r"max_model_len=129: .*8 blocks of 16 = 128 tokens"):
         fit_model_len(129, 4096, 8, 16)
 
 
