@@ -81,7 +81,8 @@ def weight_kind(name: str) -> str:
 
 def tensor_seed(seed: int, name: str) -> int:
     """A seed for one tensor that does not depend on the order of the tensors."""
-    return (seed << 32) ^ zlib.crc32(name.encode())
+    # 32 bits: torch's CPU generator ignores the higher ones.
+    return zlib.crc32(f"{seed}/{name}".encode())
 
 
 def _check_names(

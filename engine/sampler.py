@@ -68,11 +68,16 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
 
 def race(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """The exponential race, or argmax where the temperature is 0; the reference."""
-    greedy = (temperatures <= 0)[:, None]
-    scale = _LOG2_E / temperatures.float().masked_fill(greedy[:, 0], 1.0)
-    noise = -exponential(seeds, positions, logits.shape[-1]).log2()
-    values = logits.float()
-    return torch.where(greedy, values, values * scale[:, None] + noise).argmax(dim=-1)
+    out = logits.argmax(dim=-1)
+    if logits.is_cuda:
+        rows = torch.arange(len(out), device=out.device)
+    else:
+        rows = torch.nonzero(temperatures > 0).flatten()  # on a GPU this would make the host wait
+    scale = _LOG2_E / temperatures[rows].float()
+    noise = exponential(seeds[rows], positions[rows], logits.shape[-1]).log2_()
+    drawn = (logits[rows].float() * scale[:, None]).sub_(noise).argmax(dim=-1)
+    out[rows] = torch.where(temperatures[rows] > 0, drawn, out[rows])
+    return out
 
 
 def filter_logits(logits: Tensor, batch: SamplingBatch) -> Tensor:
@@ -132,16 +137,22 @@ def row_keys(seeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
 def uniform(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     """Float32 [R, vocab] in (0, 1), fine-grained near 0."""
     first, second = (key[:, None] for key in row_keys(seeds, positions))
-    x = (torch.arange(vocab_size, device=seeds.device)[None, :] + first) & _MASK32
-    x = ((x ^ (x >> 16)) * _MIX32_A & _MASK32) ^ second
-    x = (x ^ (x >> 15)) * _MIX32_B & _MASK32
-    x = x ^ (x >> 15)
-    return ((x.float() + 0.5) * 2.0**-32).clamp(max=_LARGEST_UNIFORM)
+    x = torch.arange(vocab_size, device=seeds.device)[None, :] + first
+    x &= _MASK32
+    x ^= x >> 16
+    x *= _MIX32_A
+    x &= _MASK32
+    x ^= second
+    x ^= x >> 15
+    x *= _MIX32_B
+    x &= _MASK32
+    x ^= x >> 15
+    return x.float().add_(0.5).mul_(2.0**-32).clamp_(max=_LARGEST_UNIFORM)
 
 
 def exponential(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     """Float32 [R, vocab] of Exp(1), exact also near 0, where the likely winners of a race are."""
-    return -torch.log1p(-uniform(seeds, positions, vocab_size))
+    return uniform(seeds, positions, vocab_size).neg_().log1p_().neg_()
 
 
 def _mix64(x: Tensor) -> Tensor:
