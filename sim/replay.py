@@ -136,8 +136,6 @@ class _Replay:
         self.commit_down_to(record.open_plans)
         self._open.append((self._schedule(record), record))
         self.num_steps += 1
-        if record.discarded:
-            self._discard()
 
     def _take_stretch(self, record: DecodeStretch) -> None:
         offset = 0
@@ -187,8 +185,12 @@ class _Replay:
         return _Different(LogDifference(self._replica, "record", record, None, _SIDES, note))
 
     def commit_down_to(self, open_plans: int) -> None:
-        """Commits the oldest plans until only `open_plans` are open."""
+        """Commits the oldest plans until only `open_plans` are open; discarded ones go together."""
         while len(self._open) > open_plans:
+            if self._open[0][1].discarded:
+                # What was scheduled while this step was open was discarded together with it.
+                self._discard()
+                return
             plan, record = self._open.popleft()
             tokens = self._tokens(record)
             # The token of an entry that the log voided has no effect and need not be known.
@@ -203,9 +205,12 @@ class _Replay:
                 self._forget(end)
 
     def _discard(self) -> None:
+        """Undoes the oldest plan and those made after it, which the log must say of them too."""
         plan, record = self._open[0]
+        recorded = [end for _, later in self._open for end in later.finished]
         self._open.clear()
         failed = self._scheduler.discard(plan)
+        record = replace(record, finished=tuple(recorded))
         self._compare(record, replace(record, finished=_finishes(failed)), OUTCOME_FIELDS)
         for end in failed:
             self._forget(end)

@@ -214,6 +214,31 @@ def test_a_failed_step_is_replayed_as_one(tmp_path):
     assert result.num_live == 1
 
 
+def test_plans_that_are_discarded_together_are_replayed_together(tmp_path):
+    path = tmp_path / "log.jsonl"
+    limits = config(async_scheduling=True)
+    scheduler = Scheduler(limits)
+    with StepLogWriter(path, LogHeader("engine", limits)) as log:
+        for number in range(3):
+            request = Request(number, Prompt([number, 1]), 9 if number else 2)
+            scheduler.add(request)
+            log.add(request, 0)
+        plans = [scheduler.schedule(), scheduler.schedule()]
+        failed = scheduler.discard(plans[0])
+        log.discarded(plans[0], failed, 0, 1)
+        log.discarded(plans[1], (), 1, 1, open_plans=1)
+        scheduler.add(Request(7, Prompt([7]), 1))
+        log.add(Request(7, Prompt([7]), 1), 2)
+        plan = scheduler.schedule()
+        log.step(plan, scheduler.commit(plan, [5]), 2, 1)
+    assert len(failed) == 3
+    result = replay(StepLogReader(path))
+    assert result.difference is None and result.num_live == 0
+    lines = lines_of(path)
+    lines[first(lines, "step", "discarded")]["finished"].pop()
+    assert rewritten(path, lines).field == "finished"
+
+
 def test_what_an_imported_log_omits_is_not_compared(log):
     lines = lines_of(log)
     omits = ["blocks", "hit_kinds", "preempted_order", "running", "waiting", "free_blocks"]
