@@ -85,6 +85,10 @@ class TokenClock:
             self._pool.add(end_ns - before)
         self._newest_ns[request_id] = end_ns
 
+    def resume(self, request_id: RequestId, token_ns: int) -> None:
+        """A request comes from another server, where it got its newest token."""
+        self._newest_ns[request_id] = token_ns
+
     def preempted(self, request_id: RequestId) -> None:
         """A request leaves its batch and will come back through a chunk."""
         if request_id in self._rows:

@@ -67,17 +67,31 @@ class Simulation:
         self._workload, self._config = workload, config
         self._router, self._options = router, options or RunOptions()
         self._env = simpy.Environment(initial_time=0)
-        self._ledger = ledger = Ledger(len(workload))
+        self._ledger = Ledger(len(workload))
         self._on_progress, self._num_ended = on_progress, 0
         self._num_sent = 0
         self._at_client: deque[int] = deque()
-        self.servers = [
+        self.servers = self._make_servers(costs, physics, log)
+        # Those that take new requests; in a plain fleet all do.
+        self._fronts: Sequence[Server] = self.servers
+
+    @property
+    def ledger(self) -> Ledger:
+        """What has happened to every request so far."""
+        return self._ledger
+
+    def _make_servers(
+        self, costs: Sequence[CostModel], physics: Physics, log: StepLog | None
+    ) -> list[Server]:
+        """Equal replicas, one per cost model; other fleets override this."""
+        config = self._config
+        return [
             Server(
                 self._env,
                 index,
                 config,
                 cost,
-                ledger,
+                self._ledger,
                 ServerStats(physics, config.num_blocks, getattr(cost, "physical", True)),
                 self._on_finish,
                 log,
@@ -130,10 +144,11 @@ class Simulation:
         self._num_sent += 1
         try:
             self._check_length(request, prompt, num_outputs)
-            index = self._router.choose(prompt, self.servers) if len(self.servers) > 1 else 0
+            fronts = self._fronts
+            index = self._router.choose(prompt, fronts) if len(fronts) > 1 else 0
             self._ledger.replica[row] = index
             first_output_id = output_stripe(row, num_outputs).start
-            self.servers[index].add(request, row, first_output_id, num_outputs)
+            fronts[index].add(request, row, first_output_id, num_outputs)
         except RequestRejected as rejection:
             self._reject(row, rejection)
 
