@@ -1,6 +1,6 @@
 """The scheduling policies; each owns its rules: order, admission, chunks, sealing, free order.
 
-Rule numbers (A2, B2, ...) are those of the policy specification in docs/policies.md.
+Rule numbers (A2, B2, ...) are those of docs/policies.md.
 """
 
 from __future__ import annotations
