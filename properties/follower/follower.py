@@ -16,7 +16,7 @@ from properties.target import LawBroken, PlanView, Target
 
 TIGHTNESS = frozenset({"T1", "T2", "T3", "T4", "T5"})
 # Perturbations change decisions on purpose; B9's double free and the rest stay in force.
-SUSPENDED_IF_PERTURBED = TIGHTNESS | {"S9", "S10", "B11", "L2", "K9", "K3"}
+SUSPENDED_IF_PERTURBED = TIGHTNESS | {"S8", "S9", "S10", "B11", "L2", "K9", "K3"}
 # Keys of generated blocks wait for their token, and an EOS is seen one step late.
 SUSPENDED_IF_ASYNC = TIGHTNESS | {"K9", "K3", "B11", "S10", "L2"}
 
@@ -114,6 +114,8 @@ class Follower:
         if victims and admissions:
             self.complain("S6", f"{list(admissions)} admitted in a step that preempts")
         pending_victims = list(victims)
+        while pending_victims and "T4" in self.suspended:
+            self.preempt(pending_victims.pop(0))  # who asked for the blocks is not known
         slots: set[int] = set()
         total = 0
         for entry in plan.entries:

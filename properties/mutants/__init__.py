@@ -1,4 +1,4 @@
-"""Planted defects: each is a subclass of the real kernel and must be caught by the law it breaks."""
+"""Planted defects: subclasses of the real kernel, each caught by the law that it breaks."""
 
 from properties.mutants import blocks, decisions, lifecycle
 from properties.mutants.planting import Mutant, Planted

@@ -150,7 +150,7 @@ class _EagerManager(BlockManager):
 
 
 class RegistersAtAllocation(Planted):
-    """`prefill_first` registers a prompt's blocks when it allocates them, before they are computed."""
+    """`prefill_first` registers a prompt's blocks when it allocates them, not once computed."""
 
     manager_class = _EagerManager
 

@@ -106,9 +106,7 @@ class AdmitsInPreemptingStep(Planted):
 class _VictimInBatchStep(Step):
     __slots__ = ()
 
-    def serve(
-        self, state: KernelState, num_rows: int, chunks: list[tuple[Sequence, int]]
-    ) -> None:
+    def serve(self, state: KernelState, num_rows: int, chunks: list[tuple[Sequence, int]]) -> None:
         super().serve(state, num_rows, chunks)
         if self.preempted:
             self.chunks = [*self.chunks, (self.preempted[0], 1)]

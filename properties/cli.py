@@ -1,0 +1,154 @@
+"""`lockstep verify search|replay|conformance|...`: exit 0 kept, 1 a law is broken, 2 bad usage."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from engine.core.errors import InputError
+from properties import failures
+from properties.failures import KERNEL, load_factory, read_failure, workload_of
+from properties.follower.goals import GOALS
+from properties.perturb import Perturbed
+from properties.run import Factory, kernel
+from properties.search import SearchResult, search, workload_of_seed
+from properties.target import LawBroken
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value
+
+
+def search_main(argv: list[str]) -> int:
+    """`lockstep verify search`."""
+    parser = argparse.ArgumentParser(
+        prog="lockstep verify search",
+        description="Runs random small workloads through the kernel and checks every law.",
+    )
+    parser.add_argument("--seconds", type=_positive, help="stop after this time (default 60)")
+    parser.add_argument("--workloads", type=_count, help="stop after this many workloads")
+    parser.add_argument("--seed", type=int, default=0, help="first workload (default 0)")
+    parser.add_argument("--jobs", type=_count, default=1, help="processes (default 1)")
+    parser.add_argument("--policy", choices=("mixed", "prefill_first"), help="default: both")
+    parser.add_argument("--target", default=KERNEL, help="module:factory of another scheduler")
+    parser.add_argument("--out", type=Path, default=Path("out/failures"), help="failure files")
+    parser.add_argument("--json", type=Path, help="also write the record to this file")
+    args = parser.parse_args(argv)
+    load_factory(args.target)  # a typing error shows before any work
+    seconds = args.seconds
+    if seconds is None and args.workloads is None:
+        seconds = 60.0
+    result = search(args.seed, seconds, args.workloads, args.jobs, args.policy, args.target)
+    record = _record(result, args)
+    _report(result)
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    for seed, mode, law, _ in result.failures[:3]:
+        path = _write(args, seed, mode, law)
+        print(f"replay with: lockstep verify replay {path}")
+    return 1 if result.failures or result.missed_goals else 0
+
+
+def _write(args: argparse.Namespace, seed: int, mode: str, law: str) -> Path:
+    """Shrinks a failure and writes it."""
+    target = args.target
+    if mode == "perturbed" and target == KERNEL:
+        target = f"{Perturbed.__module__}:{Perturbed.__name__}"
+    factory = _factory(target)
+    perturbed = mode == "perturbed"
+    workload = failures.shrink(workload_of_seed(seed, args.policy), law, factory, perturbed)
+    broken = failures.failure_of(workload, factory, perturbed)
+    path: Path = args.out / f"{law}-{seed}.json"
+    failures.write_failure(path, workload, broken or LawBroken(law, "?"), seed, target)
+    return path
+
+
+def _factory(target: str) -> Factory:
+    return kernel if target == KERNEL else load_factory(target)
+
+
+def _record(result: SearchResult, args: argparse.Namespace) -> dict[str, Any]:
+    options = [f"--seed {args.seed}", f"--jobs {args.jobs}"]
+    options += [f"--seconds {args.seconds:g}"] if args.seconds else []
+    options += [f"--workloads {args.workloads}"] if args.workloads else []
+    return {
+        "command": f"lockstep verify search {' '.join(options)}",
+        "version": failures.lockstep_version(),
+        "commit": failures.commit(),
+        "python": platform.python_version(),
+        "machine": f"{_cpu()}, {os.cpu_count()} cores",
+        "workloads": result.workloads,
+        "by_policy": dict(result.by_policy),
+        "with_reference_or_audit": result.thorough,
+        "steps": result.steps,
+        "seconds": round(result.seconds, 1),
+        "workloads_per_second": round(result.workloads / max(result.seconds, 1e-9), 1),
+        "goals": {goal: result.goals[goal] for goal in GOALS},
+        "missed_goals": result.missed_goals,
+        "failures": [list(failure) for failure in result.failures],
+    }
+
+
+def _cpu() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _report(result: SearchResult) -> None:
+    rate = result.workloads / max(result.seconds, 1e-9)
+    print(
+        f"{result.workloads} workloads ({dict(result.by_policy)}), {result.steps} steps in "
+        f"{result.seconds:.1f} s: {rate:.0f} workloads/s"
+    )
+    reached = sum(1 for goal in GOALS if result.goals[goal])
+    print(f"{reached} of {len(GOALS)} goals reached, {len(result.failures)} failures")
+    for goal in result.missed_goals:
+        print(f"goal never reached: {goal}")
+    for seed, mode, law, detail in result.failures[:10]:
+        print(f"seed {seed} ({mode}) breaks {law}: {detail}")
+
+
+def replay_main(argv: list[str]) -> int:
+    """`lockstep verify replay`."""
+    parser = argparse.ArgumentParser(
+        prog="lockstep verify replay", description="Replays a failure file of a search."
+    )
+    parser.add_argument("file", type=Path)
+    args = parser.parse_args(argv)
+    record = read_failure(args.file)
+    try:
+        workload = workload_of(record)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{args.file}: {error}") from error
+    target = record["target"]
+    perturbed = target.startswith(Perturbed.__module__)
+    print(f"{target}, {workload.config}")
+    for operation in workload.operations:
+        print(f"  {json.dumps(operation)}")
+    broken = failures.failure_of(workload, _factory(target), perturbed)
+    if broken is None:
+        print(f"all laws are kept (the file says {record['law']})")
+        return 0
+    print(f"breaks {broken.law}: {broken.detail}", file=sys.stderr)
+    return 1
