@@ -204,7 +204,7 @@ def test_the_command_line_reports_input_errors_in_one_line(folder, tmp_path, cap
 def test_too_small_a_budget_at_start_names_the_numbers(folder):
     with pytest.raises(OutOfMemoryAtStart, match="kv_cache_memory_bytes=100"):
         start(folder, kv_cache_memory_bytes=100)
-    with pytest.raises(ConfigError, match="max_model_len=128: .* blocks of 4"):
+    with pytest.raises(ConfigError, match=r"max_model_len=128: .* blocks of 4"):
         start(folder, kv_cache_memory_bytes=20_000)
 
 
