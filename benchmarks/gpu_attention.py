@@ -115,7 +115,7 @@ def bench_prefill(results, sweep, heads):
         slots = torch.full((batch * length,), -1, device="cuda")
         meta = AttentionMetadata(slots, 0, empty, empty, 0, bounds, table, lens, length, length)
         out = torch.empty_like(q)
-        tunings = [prefill.default_tuning(HEAD_DIM, torch.bfloat16, length)]
+        tunings = [prefill.default_tuning(HEAD_DIM, torch.bfloat16)]
         if sweep:
             tunings = [
                 prefill.PrefillTuning(m, n, warps, stages)

@@ -27,6 +27,7 @@ class AttentionMetadata:
     chunk_context_lens: Tensor | None = None  # int32 [num_chunks]; keys, this chunk included
     max_seqlen_q: int = 0
     max_seqlen_k: int = 0
+    decode_order: Tensor | None = None  # int64 [num_decodes]; a backend's own, see `prepare`
 
     @property
     def num_chunks(self) -> int:
@@ -46,6 +47,10 @@ class AttentionBackend(Protocol):
         self, head_dim: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         """Raise ConfigError if this backend cannot serve these sizes; called once at start."""
+        ...
+
+    def prepare(self, meta: AttentionMetadata) -> AttentionMetadata:
+        """What all layers of a step share, worked out once; called at the start of a forward."""
         ...
 
     def forward(

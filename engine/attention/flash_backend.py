@@ -37,6 +37,10 @@ class FlashAttention:
             limit = f"backend flash_attn needs a multiple of 8 up to {MAX_HEAD_DIM}"
             raise ConfigError("head_dim", head_dim, limit)
 
+    def prepare(self, meta: AttentionMetadata) -> AttentionMetadata:
+        """Nothing is shared between layers."""
+        return meta
+
     def forward(
         self,
         q: Tensor,

@@ -33,6 +33,10 @@ class TorchAttention:
     ) -> None:
         """Every size is served."""
 
+    def prepare(self, meta: AttentionMetadata) -> AttentionMetadata:
+        """Nothing is shared between layers."""
+        return meta
+
     def forward(
         self,
         q: Tensor,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from engine.core.errors import ConfigError
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 BLOCK_MULTIPLE = 16
+# Fewer rows are split into parts of equal work anyway.
+MIN_ROWS_TO_ORDER = 32
 
 
 class TritonAttention:
@@ -34,6 +37,13 @@ class TritonAttention:
         if not MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM or head_dim % 8:
             limit = f"a multiple of 8 from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}"
             raise ConfigError("head_dim", head_dim, f"backend triton needs {limit}")
+
+    def prepare(self, meta: AttentionMetadata) -> AttentionMetadata:
+        """Decodes are started longest first, so that no long one runs alone at the end."""
+        if meta.num_decodes < MIN_ROWS_TO_ORDER:
+            return meta
+        order = torch.argsort(meta.decode_context_lens, descending=True)
+        return replace(meta, decode_order=order)
 
     def forward(
         self,
@@ -62,6 +72,7 @@ class TritonAttention:
                 meta.max_decode_context,
                 scale,
                 out[:n],
+                order=meta.decode_order,
             )
         if meta.num_chunks:
             assert meta.cu_seqlens_q is not None

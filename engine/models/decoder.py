@@ -96,6 +96,7 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        self.backend = backend
         vocab = (config.vocab_size, config.hidden_size, group, dtype, device)
         self.embedding = VocabParallelEmbedding(*vocab)
         self.layers = nn.ModuleList(
@@ -120,6 +121,7 @@ class Decoder(nn.Module):
 
         `kv_caches` holds one [2, blocks, block_size, Hkv, D] tensor per layer.
         """
+        meta = self.backend.prepare(meta)
         hidden = self.embedding(input_ids)
         residual: Tensor | None = None
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):

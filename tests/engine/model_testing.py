@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+
 from engine.attention.base import AttentionMetadata
 from engine.attention.torch_backend import TorchAttention
 from engine.loader import load_weights

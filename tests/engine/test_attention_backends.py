@@ -138,6 +138,21 @@ def test_split_decode_is_balanced_on_the_device(splits):
     torch.testing.assert_close(out, case.expected, rtol=1e-5, atol=1e-5)
 
 
+def test_the_order_of_rows_changes_nothing():
+    """Many decodes are started longest first; each row still reads and writes its own."""
+    contexts = [(7 * i) % 45 for i in range(40)]
+    case = make_case(4, 2, 16, 16, contexts, [(3, 9)])
+    backend = TritonAttention()
+    meta = backend.prepare(case.meta)
+    assert meta.decode_order is not None
+    assert sorted(meta.decode_order.tolist()) == list(range(40))
+    ordered = meta.decode_context_lens[meta.decode_order].tolist()
+    assert ordered == sorted(contexts, reverse=True)
+    out = backend.forward(case.q, case.k, case.v, case.cache, meta, 0.25)
+    torch.testing.assert_close(out, case.expected, rtol=1e-5, atol=1e-5)
+    assert backend.prepare(make_case(2, 1, 16, 16, [3, 4], []).meta).decode_order is None
+
+
 def test_large_scores_do_not_overflow():
     case = make_case(4, 2, 16, 16, [40], [(20, 50)])
     scaled = case.q * 1e3

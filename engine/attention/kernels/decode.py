@@ -52,13 +52,17 @@ def num_splits(batch: int, num_kv_heads: int, max_context: int, tuning: DecodeTu
     return 1 << (splits.bit_length() - 1)
 
 
-@triton.jit(do_not_specialize_on_alignment=["table_ptr", "context_ptr"])
+@triton.jit(
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["table_ptr", "context_ptr", "order_ptr"],
+)
 def _decode_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
     table_ptr,
     context_ptr,
+    order_ptr,
     out_ptr,
     part_ptr,
     lse_ptr,
@@ -76,10 +80,13 @@ def _decode_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
+    ORDERED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     kv_head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
+    if ORDERED:
+        row = tl.load(order_ptr + row)
     split = tl.program_id(2)
     num_q_heads = tl.num_programs(0) * GROUP
     context = tl.load(context_ptr + row)
@@ -171,10 +178,12 @@ def paged_decode(
     scale: float,
     out: Tensor,
     tuning: DecodeTuning | None = None,
+    order: Tensor | None = None,
 ) -> None:
     """Attention of q [B, Hq, D], one token per sequence, into `out` [B, Hq, D].
 
-    `max_context` is a host-side bound and decides the grid; a row of context 0 gets zeros.
+    `max_context` is a host-side bound and decides the grid; a row of context 0 gets zeros. `order`
+    is the order in which rows are started, as a permutation int64 [B].
     """
     batch, num_heads, head_dim = q.shape
     _, _, page, num_kv_heads, _ = kv_cache.shape
@@ -198,6 +207,7 @@ def paged_decode(
         kv_cache[1],
         block_tables,
         context_lens,
+        context_lens if order is None else order,
         out,
         part,
         lse,
@@ -215,6 +225,7 @@ def paged_decode(
         BLOCK_D=block_d,
         BLOCK_N=tuning.block_n,
         STAGES=tuning.num_stages,
+        ORDERED=order is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=tuning.num_warps,
     )
