@@ -47,6 +47,7 @@ class Ledger:
         self.in_system = Population()
         self.in_queue = Population()
         self._preempted_at: dict[int, int] = {}
+        self._moving: set[int] = set()
 
     def __len__(self) -> int:
         return len(self.status)
@@ -71,6 +72,8 @@ class Ledger:
         if self.first_scheduled_ns[row] == UNSET:
             self.first_scheduled_ns[row] = time_ns
             self.hit_tokens[row] = hit_tokens
+        elif row in self._moving:
+            self._moving.discard(row)
         else:
             self.preempted_ns[row] += time_ns - self._preempted_at.pop(row)
 
@@ -79,6 +82,11 @@ class Ledger:
         self.in_queue.change(1, time_ns)
         self.preemptions[row] += 1
         self._preempted_at[row] = time_ns
+
+    def handed_over(self, row: int, time_ns: int) -> None:
+        """A request left one server and waits to be admitted by another."""
+        self.in_queue.change(1, time_ns)
+        self._moving.add(row)
 
     def finished(self, row: int, time_ns: int, output_tokens: int) -> None:
         """A request got its last token."""

@@ -81,6 +81,7 @@ class Live:
     prompt_tokens: int
     token_offset: int
     sharer: bool = False
+    total_outputs: int = 0  # where another server makes all but the first
 
 
 @dataclass(slots=True)
