@@ -8,12 +8,18 @@ may differ in every duration.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
-from itertools import zip_longest
+from dataclasses import dataclass, replace
 
 from engine.core.steplog_ids import encode_prompt
 from engine.core.steplog_reader import StepLogReader
-from engine.core.steplog_records import AbortRecord, AddRecord, ExpandedRecord, StepRecord
+from engine.core.steplog_records import (
+    AbortRecord,
+    AddRecord,
+    DecodeStretch,
+    ExpandedRecord,
+    Record,
+    StepRecord,
+)
 from engine.core.tokens import Prompt
 
 # In the order in which a reader wants to hear of them: what was decided, then what it led to.
@@ -46,6 +52,14 @@ TIME_FIELDS: dict[type, tuple[str, ...]] = {
     AddRecord: ("arrival_ns", "added_ns"),
     AbortRecord: ("time_ns",),
 }
+_STRETCH_TIMES = (
+    "start_ns",
+    "durations_ns",
+    "gaps_ns",
+    "host_ns",
+    "device_ns",
+    "graph_bucket",
+)
 # What a log may not know, and the field that then is not compared.
 OMITTED_FIELDS = {
     "blocks": "new_blocks",
@@ -122,16 +136,72 @@ def first_difference(
     if left.header.outputs_in_adds != right.header.outputs_in_adds:
         omitted.add("tokens")
     for replica in range(max(left.header.num_replicas, right.header.num_replicas)):
-        pairs = zip_longest(_only(left, replica), _only(right, replica))
-        for one, other in pairs:
+        for one, other in _pairs(left, right, replica, with_times):
             name = other_field(one, other, omitted, with_times)
             if name is not None:
                 return LogDifference(replica, name, one, other)
     return None
 
 
-def _only(log: StepLogReader, replica: int) -> Iterator[ExpandedRecord]:
-    return (record for record in log.expanded() if record.replica == replica)
+def _pairs(
+    left: StepLogReader, right: StepLogReader, replica: int, with_times: bool
+) -> Iterator[tuple[ExpandedRecord | None, ExpandedRecord | None]]:
+    """Records to compare, step by step; stretches that are equal as a whole are passed over."""
+    cursors = _Cursor(left, replica), _Cursor(right, replica)
+    while True:
+        one, other = (cursor.stretch() for cursor in cursors)
+        if one is not None and other is not None and _equal(one, other, with_times):
+            for cursor in cursors:
+                cursor.skip()
+            continue
+        pair = cursors[0].take(), cursors[1].take()
+        if pair[0] is None and pair[1] is None:
+            return
+        yield pair
+
+
+def _equal(one: DecodeStretch, other: DecodeStretch, with_times: bool) -> bool:
+    if not with_times:
+        if one.num_steps != other.num_steps:
+            return False
+        times = {name: getattr(one, name) for name in _STRETCH_TIMES}
+        other = replace(other, **times)
+    return one == other
+
+
+class _Cursor:
+    """A place in one replica's records, which may be inside a stretch."""
+
+    def __init__(self, log: StepLogReader, replica: int) -> None:
+        self._records = (record for record in log if record.replica == replica)
+        self._block_size = log.header.kernel.block_size
+        self._next: Record | None = next(self._records, None)
+        self._steps: Iterator[StepRecord] = iter(())
+        self._step: StepRecord | None = None
+
+    def stretch(self) -> DecodeStretch | None:
+        """The next record if it is a stretch and none of its steps has been taken."""
+        if self._step is None and isinstance(self._next, DecodeStretch):
+            return self._next
+        return None
+
+    def skip(self) -> None:
+        """Passes over the next record."""
+        self._next = next(self._records, None)
+
+    def take(self) -> ExpandedRecord | None:
+        """The next record, or the next step of a stretch."""
+        if self._step is None and isinstance(self._next, DecodeStretch):
+            self._steps = self._next.steps(self._block_size)
+            self._step = next(self._steps)
+            self.skip()
+        if self._step is not None:
+            step, self._step = self._step, next(self._steps, None)
+            return step
+        record = self._next
+        assert not isinstance(record, DecodeStretch), "stretches were expanded above"
+        self.skip()
+        return record
 
 
 def other_field(
