@@ -128,7 +128,7 @@ def fused_race(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: T
         vocab_size,
         part_size,
         BLOCK=_BLOCK,
-        NATIVE=logits.is_cuda,
+        NATIVE=logits.device.type != "cpu",
         num_warps=8,
     )
     if parts > 1:
