@@ -15,6 +15,7 @@ from engine import decisions
 from engine.cli import main as lockstep
 from engine.core import InputError, Scheduler, StepOutcome, StepPlan
 from engine.core.plan import NO_DECODES
+from engine.core.policies import MixedPolicy
 from engine.decision_recording import Workload, read_workloads
 from engine.decisions import DIFFERENT, EQUAL, SET_ASIDE, compare, verify_file
 from engine.unreachable_twin import CONDITION, twin_steps
@@ -52,6 +53,38 @@ def test_excerpt_is_reproduced_at_every_level(path):
     report = verify_file(path, Scheduler)
     assert report.failures == []
     assert report.num_workloads > 70
+
+
+@pytest.mark.parametrize(
+    ("path", "option", "value"),
+    [
+        (VLLM, "watermark_blocks", 0),
+        (VLLM, "reserve_full_prompt", False),
+        (VLLM, "long_prefill_token_threshold", 0),
+        (VLLM, "enable_prefix_caching", False),
+        (VLLM, "policy", "prefill_first"),
+        (NANO, "bound_holders", True),
+        (NANO, "bound_decode_tokens", True),
+        (NANO, "enable_prefix_caching", False),
+        (NANO, "policy", "mixed"),
+    ],
+)
+def test_a_kernel_with_one_rule_changed_is_caught_by_the_excerpt(path, option, value):
+    def changed(kernel_config):
+        return Scheduler(dataclasses.replace(kernel_config, **{option: value}))
+
+    report = verify_file(path, changed)
+    assert report.failures
+    assert "first of" in decisions.render(report)
+
+
+def test_a_kernel_that_frees_in_another_order_is_caught_at_the_exact_block_level(monkeypatch):
+    recorded = workload(VLLM, "v000014")
+    assert set(compare(recorded, Scheduler).status.values()) == {EQUAL}
+    monkeypatch.setattr(MixedPolicy, "unregistered_first", False)
+    verdict = compare(recorded, Scheduler)
+    assert verdict.status["decisions"] == EQUAL
+    assert verdict.differences["exact blocks"].field == "free_order"
 
 
 @pytest.mark.parametrize(
