@@ -7,11 +7,8 @@ decode phases.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO
 
 from engine.core.plan import Admission
 from engine.core.request import RequestId
@@ -24,6 +21,8 @@ from engine.core.steplog import (
     StepLogReader,
     StepRecord,
 )
+from engine.core.steplog_encode import dump_line
+from engine.core.steplog_files import AtomicTextFile
 
 Event = dict[str, object]
 _STEPS_THREAD = 0
@@ -34,25 +33,19 @@ def write_trace(log: StepLogReader, path: Path, every_step: bool = False) -> int
 
     `every_step` gives each step of a stretch its own slice.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    file = AtomicTextFile(path)
     try:
-        with open(partial, "w", encoding="utf-8") as file:
-            count = _write_events(file, trace_events(log, every_step))
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return count
-
-
-def _write_events(file: IO[str], events: Iterable[Event]) -> int:
-    count = 0
-    file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-    for event in events:
-        file.write(",\n" if count else "")
-        file.write(json.dumps(event, separators=(",", ":")))
-        count += 1
-    file.write("\n]}\n")
-    return count
+        file.write_line('{"displayTimeUnit":"ms","traceEvents":[')
+        separator = ""
+        for event in trace_events(log, every_step):
+            file.write_line(separator + dump_line(event))
+            separator = ","
+        file.write_line("]}")
+    except BaseException:
+        file.discard()
+        raise
+    file.commit()
+    return file.lines - 2
 
 
 def trace_events(log: StepLogReader, every_step: bool = False) -> Iterator[Event]:

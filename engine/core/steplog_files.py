@@ -16,8 +16,6 @@ class AtomicTextFile:
     """A text file, gzipped if its name says so, that gets its name when it is complete."""
 
     def __init__(self, path: Path) -> None:
-        if not path.name.endswith((".jsonl", ".jsonl.gz")):
-            raise InputError(f"{path}: a step log's name ends with .jsonl or .jsonl.gz")
         self._path = path
         self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         self.lines = 0

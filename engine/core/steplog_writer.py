@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+from engine.core.errors import InputError
 from engine.core.plan import DecodeRun, Finished, StepOutcome, StepPlan
 from engine.core.request import Request, RequestId
 from engine.core.steplog_encode import dump_line, header_to_json, record_to_json
@@ -44,6 +45,8 @@ class StepLogWriter:
 
     def __init__(self, path: str | os.PathLike[str], header: LogHeader) -> None:
         self.header = header
+        if not os.fspath(path).endswith((".jsonl", ".jsonl.gz")):
+            raise InputError(f"{path}: a step log's name ends with .jsonl or .jsonl.gz")
         self._file = AtomicTextFile(Path(path))
         self._replicas = [_Replica() for _ in range(header.num_replicas)]
         self._write_line(dump_line(header_to_json(header)))
