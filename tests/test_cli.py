@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,16 @@ def test_help_of_a_group_lists_its_verbs_only(capsys):
     assert main(["log", "--help"]) == 0
     printed = capsys.readouterr().out
     assert "log diff" in printed and "sim run" not in printed
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_every_verb_leads_to_a_function(name):
+    module, function = VERBS[name].target.split(":")
+    source = (REPOSITORY / module.replace(".", "/")).with_suffix(".py")
+    # Read and not imported: some verbs need packages that this test should not load.
+    body = ast.parse(source.read_text()).body
+    found = next(n for n in body if isinstance(n, ast.FunctionDef) and n.name == function)
+    assert len(found.args.args) == 1
 
 
 def test_version_is_that_of_the_distribution(capsys):
