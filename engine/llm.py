@@ -14,6 +14,7 @@ from engine.core.steplog import StepLogWriter
 from engine.core.tokens import Prompt
 from engine.executor import Executor, make_executor
 from engine.kv_cache import table_width
+from engine.layers.sharding import check_tp_size
 from engine.log_header import kernel_config, log_header
 from engine.models.config import load_model_config
 from engine.options import EngineOptions
@@ -57,6 +58,7 @@ class LLM:
         self.model_config = load_model_config(self.options.model)
         self.tokenizer = load_tokenizer(self.options.tokenizer or self.options.model)
         self._eos_token_ids = frozenset(self.model_config.eos_token_ids)
+        check_tp_size(self.model_config, self.options.tensor_parallel_size)
         self._executor: Executor = make_executor(self.options)
         self._closed = False
         self._requests = RequestTable()

@@ -74,7 +74,11 @@ class ModelRunner:
         self._host_tokens = self._token_buffers()
         self._next_buffer = 0
         started = time.perf_counter()
+        reserved_bytes = torch.cuda.memory_reserved(device) if self._is_cuda else 0
         self.graphs = self._capture(options)
+        if self.graphs is not None:
+            used = torch.cuda.memory_reserved(device) - reserved_bytes
+            plan.memory_bytes["graph_bytes"] = used
         plan.start_up_s["graphs"] = time.perf_counter() - started
         self.info = self._describe(options, loaded, plan)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import pickle
 import shutil
 import tempfile
 import time
@@ -24,6 +25,7 @@ from engine.parallel.worker import (
     COLLECT,
     DIGEST,
     FAILED,
+    REFUSED,
     RESET,
     STEP,
     WorkerPlace,
@@ -156,6 +158,10 @@ class TpExecutor:
             message = self._pipes[rank].recv_bytes()
         except (EOFError, OSError) as error:
             raise self._failure() from error
+        if message[:1] == REFUSED:
+            self._kill()
+            refusal: LockstepError = pickle.loads(message[1:])
+            raise refusal
         if message[:1] == FAILED:
             raise self._failure(message[1:].decode())
         return message[1:]

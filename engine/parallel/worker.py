@@ -6,17 +6,20 @@ Rank 0 answers for all; any rank that fails answers with its traceback and ends.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
 import signal
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 
+from engine.core.errors import LockstepError
 from engine.options import EngineOptions
 
 STEP, COLLECT, RESET, DIGEST, CLOSE = b"S", b"C", b"R", b"D", b"Q"
-READY, RESULT, FAILED = b"r", b"t", b"f"
+READY, RESULT, FAILED, REFUSED = b"r", b"t", b"f", b"e"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +40,19 @@ def worker_main(place: WorkerPlace, options: EngineOptions, pipe: Connection) ->
         _serve(place, options, pipe)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)  # the engine is gone
+    except LockstepError as error:
+        # The user's mistake; the engine raises it again as if it had happened there.
+        _send(pipe, REFUSED + pickle.dumps(error))
+        os._exit(1)
     except BaseException:
-        _send_failure(pipe, place.rank)
+        _send(pipe, FAILED + f"rank {place.rank}: {traceback.format_exc()}".encode())
         # A collective may still hold a thread of this process; nothing is left to clean up.
         os._exit(1)
 
 
-def _send_failure(pipe: Connection, rank: int) -> None:
-    text = f"rank {rank}: {traceback.format_exc()}"
-    try:
-        pipe.send_bytes(FAILED + text.encode())
-    except OSError:
-        print(text, flush=True)
+def _send(pipe: Connection, message: bytes) -> None:
+    with contextlib.suppress(OSError):  # nobody is left to tell
+        pipe.send_bytes(message)
 
 
 def _serve(place: WorkerPlace, options: EngineOptions, pipe: Connection) -> None:
@@ -62,7 +66,7 @@ def _serve(place: WorkerPlace, options: EngineOptions, pipe: Connection) -> None
 
     device = resolve_device(options, place.rank)
     if place.num_threads is not None:
-        torch.set_num_threads(place.num_threads)
+        torch.set_num_threads(min(place.num_threads, torch.get_num_threads()))
     # All ranks are on this host, so gloo needs no other interface than the loopback.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     on_gpu = device.type == "cuda"
