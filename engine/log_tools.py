@@ -10,7 +10,7 @@ from pathlib import Path
 from engine.core.steplog import StepLogReader, StepLogWriter
 from engine.core.steplog_diff import first_difference
 from engine.core.steplog_encode import dump_line, header_to_json, record_to_json
-from engine.trace_export import write_trace
+from engine.core.steplog_trace import write_trace
 
 
 def diff_main(argv: list[str]) -> int:

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from engine.core import ConfigError, InputError
 from engine.core.steplog import StepLogReader
-from engine.trace_export import write_trace
+from engine.core.steplog_trace import write_trace
 from sim.ledger import COMPLETED, STATUS_NAMES, UNSET
 from sim.metrics import NS_PER_MS
 from sim.report import render_report
