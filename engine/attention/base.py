@@ -27,7 +27,9 @@ class AttentionMetadata:
     chunk_context_lens: Tensor | None = None  # int32 [num_chunks]; keys, this chunk included
     max_seqlen_q: int = 0
     max_seqlen_k: int = 0
-    decode_order: Tensor | None = None  # int64 [num_decodes]; a backend's own, see `prepare`
+    # Filled in by `AttentionBackend.prepare`, for itself.
+    decode_order: Tensor | None = None  # int64 [num_decodes]
+    cu_seqlens_k: Tensor | None = None  # int32 [num_chunks + 1]
 
     @property
     def num_chunks(self) -> int:

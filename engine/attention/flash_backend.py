@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -38,8 +39,14 @@ class FlashAttention:
             raise ConfigError("head_dim", head_dim, limit)
 
     def prepare(self, meta: AttentionMetadata) -> AttentionMetadata:
-        """Nothing is shared between layers."""
-        return meta
+        """The bounds of the chunks' keys."""
+        if meta.chunk_context_lens is None:
+            return meta
+        bounds = torch.zeros(
+            meta.num_chunks + 1, dtype=torch.int32, device=meta.slot_mapping.device
+        )
+        torch.cumsum(meta.chunk_context_lens, 0, dtype=torch.int32, out=bounds[1:])
+        return replace(meta, cu_seqlens_k=bounds)
 
     def forward(
         self,
@@ -89,15 +96,14 @@ def _decode(q: Tensor, kv_cache: Tensor, meta: AttentionMetadata, scale: float) 
 def _chunks(q: Tensor, kv_cache: Tensor, meta: AttentionMetadata, scale: float) -> Tensor:
     from flash_attn import flash_attn_varlen_func
 
-    assert meta.chunk_context_lens is not None
-    starts = torch.zeros(meta.num_chunks + 1, dtype=torch.int32, device=q.device)
-    torch.cumsum(meta.chunk_context_lens, 0, dtype=torch.int32, out=starts[1:])
+    if meta.cu_seqlens_k is None:
+        meta = FlashAttention().prepare(meta)
     out: Tensor = flash_attn_varlen_func(
         q,
         kv_cache[0],
         kv_cache[1],
         cu_seqlens_q=meta.cu_seqlens_q,
-        cu_seqlens_k=starts,
+        cu_seqlens_k=meta.cu_seqlens_k,
         max_seqlen_q=meta.max_seqlen_q,
         max_seqlen_k=meta.max_seqlen_k,
         softmax_scale=scale,

