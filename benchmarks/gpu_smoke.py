@@ -134,8 +134,8 @@ def attention_errors(name, num_heads, num_kv_heads, head_dim):
     outputs = []
     for backend in (name, "torch"):
         attention = select_backend(backend, head_dim, block, dtype, device)
-        own_cache = cache.clone()
-        outputs.append(attention.forward(q, k, v, own_cache, meta, head_dim**-0.5).float())
+        ready = attention.prepare(meta)
+        outputs.append(attention.forward(q, k, v, cache.clone(), ready, head_dim**-0.5).float())
     difference = (outputs[0] - outputs[1]).abs()
     assert difference.max() < 3e-2, f"attention is wrong: {difference.max()}"
     return {"max": difference.max().item(), "rms": difference.pow(2).mean().sqrt().item()}

