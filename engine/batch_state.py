@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterable
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -81,6 +82,7 @@ class BatchState:
         self.sample_positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self.row_numbers = torch.arange(max_rows, dtype=torch.int64, device=device)
         self._uploads = Uploads(device)
+        self._is_fused = device.type == "cuda" and find_spec("triton") is not None
 
     def apply(self, command: StepCommand) -> None:
         """Takes over what changed since the step before."""
@@ -127,6 +129,23 @@ class BatchState:
         rows will be sampled and moves every row on by one position. Padded rows get slot -1 and
         context 0, so they write nothing and attend to nothing.
         """
+        if self._is_fused and num_rows:
+            from engine.row_kernels import fused_decode_rows
+
+            return fused_decode_rows(
+                self.row_slots[:num_rows],
+                self.row_positions,
+                self.block_tables,
+                self.last_tokens,
+                self.sample_slots,
+                self.sample_positions,
+                self.num_slots,
+                self.block_size,
+            )
+        return self._decode_rows(num_rows)
+
+    def _decode_rows(self, num_rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The reference of the fused kernel."""
         slots, positions = self.row_slots[:num_rows], self.row_positions[:num_rows]
         valid = slots < self.num_slots
         tables = self.block_tables.index_select(0, slots)

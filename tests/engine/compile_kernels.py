@@ -94,8 +94,18 @@ def compile_layers(dtype):
     race.fused_race(meta(256, 151_936, dtype=dtype), floats, longs, longs)
 
 
+def compile_rows():
+    from engine.row_kernels import fused_decode_rows
+
+    longs = meta(257, dtype=torch.int64)
+    for width in (1, 256):
+        tables = meta(257, width, dtype=torch.int32)
+        fused_decode_rows(longs[:256], longs, tables, longs, longs, longs, 256, 16)
+
+
 if __name__ == "__main__":
     JITFunction.__getitem__ = lambda kernel, grid: Compiling(kernel)
     compile_attention(16, 8, 128, 256, torch.bfloat16)
     compile_attention(9, 3, 64, 16, torch.float16)
     compile_layers(torch.bfloat16)
+    compile_rows()

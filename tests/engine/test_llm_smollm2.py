@@ -11,7 +11,6 @@ from engine.cli import main as cli
 from engine.llm import LLM
 from engine.sampling import SamplingParams
 
-
 PROMPTS = [
     "The capital of France is",
     "Water boils at",
