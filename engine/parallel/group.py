@@ -39,6 +39,10 @@ class TpGroup:
         """Concatenation of every rank's `t` along `dim`, in rank order."""
         if self.size == 1:
             return t
-        parts = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for _ in range(self.size)]
+        if t.is_cuda:
+            stacked = torch.empty((self.size, *t.shape), dtype=t.dtype, device=t.device)
+            dist.all_gather_into_tensor(stacked, t.contiguous(), group=self.process_group)
+            return torch.cat(stacked.unbind(0), dim=dim)
+        parts = [torch.empty(t.shape, dtype=t.dtype) for _ in range(self.size)]
         dist.all_gather(parts, t.contiguous(), group=self.process_group)
         return torch.cat(parts, dim=dim)
