@@ -1,0 +1,129 @@
+"""The engine on a CUDA device: graphs, overlap, backends, memory. Run with `pytest -m gpu`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import statistics
+
+import pytest
+import torch
+from llm_testing import greedy, make_prompts, tokens_of
+
+from engine.cli import main as cli
+from engine.core import audit
+from engine.core.errors import ConfigError
+from engine.kv_cache import OutOfMemoryAtStart
+from engine.llm import LLM
+from engine.model_tools.presets import PRESETS
+from engine.model_tools.random_model import write_random_model
+from engine.sampling import SamplingParams
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+BACKENDS = {"triton": 16, "flash_attn": 256}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "small"
+    raw = {
+        **PRESETS["qwen3-0.6b"],
+        "num_hidden_layers": 4,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "vocab_size": 2048,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    write_random_model(path, raw, std=0.05)
+    return str(path)
+
+
+def start(folder, backend="triton", **options):
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed")
+    settings = dict(
+        attention_backend=backend,
+        block_size=BACKENDS[backend],
+        max_num_seqs=8,
+        max_num_batched_tokens=512,
+        max_model_len=1024,
+        kv_cache_memory_bytes=256 * 2**20,
+    )
+    return LLM(folder, **{**settings, **options})
+
+
+PROMPTS = make_prompts(seed=4, count=8, shared=40, longest=200)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_graphs_give_the_tokens_of_eager_steps(folder, backend, asynchronous):
+    # Eight requests of one length: every decode batch is a captured size, so that the matrix
+    # products, whose rounding depends on the batch size, are the same in both runs.
+    params = [greedy(48)] * 4
+    params += [SamplingParams(temperature=0.8, seed=3, max_tokens=48, ignore_eos=True)] * 4
+    with start(folder, backend, enforce_eager=True) as llm:
+        expected = tokens_of(llm.generate(PROMPTS, params, use_tqdm=False))
+    with start(folder, backend, async_scheduling=asynchronous) as llm:
+        assert llm.info.graph_sizes == (1, 2, 4, 8)
+        assert tokens_of(llm.generate(PROMPTS, params, use_tqdm=False)) == expected
+
+
+@pytest.mark.parametrize("policy", ["mixed", "prefill_first"])
+def test_every_decision_replays(folder, tmp_path, policy):
+    log = tmp_path / "steps.jsonl"
+    options = dict(policy=policy, async_scheduling=True, step_log=str(log))
+    # A pool of 40 blocks of 16 forces preemptions.
+    with start(folder, num_kvcache_blocks=40, max_model_len=512, **options) as llm:
+        params = [greedy(30), greedy(60), SamplingParams(top_p=0.9, max_tokens=40, logprobs=3)] * 3
+        outputs = llm.generate(PROMPTS, params[:8], use_tqdm=False)
+        assert sum(output.metrics.num_preemptions for output in outputs) > 0
+        audit(llm.scheduler)
+    assert cli(["sim", "replay", str(log)]) == 0
+
+
+def test_host_work_of_a_large_decode_step_is_below_one_millisecond(folder, tmp_path):
+    log = tmp_path / "steps.jsonl"
+    options = dict(max_num_seqs=256, max_num_batched_tokens=4096, step_log=str(log))
+    with start(folder, **options) as llm:
+        llm.generate([[place] * 9 for place in range(256)], greedy(64), use_tqdm=False)
+    host_ns = []
+    for line in log.read_text().splitlines():
+        record = json.loads(line)
+        if record["type"] == "decode" and len(record["ids"]) == 256:
+            host_ns += record["host"]
+    assert len(host_ns) > 40
+    assert statistics.median(host_ns) < 1_000_000
+
+
+def test_two_engines_share_a_device(folder):
+    with start(folder) as first, start(folder) as second:
+        expected = tokens_of(first.generate(PROMPTS, greedy(), use_tqdm=False))
+        assert tokens_of(second.generate(PROMPTS, greedy(), use_tqdm=False)) == expected
+
+
+def test_the_pool_is_sized_from_measured_memory(folder):
+    with start(folder, kv_cache_memory_bytes=None, gpu_memory_utilization=0.5) as llm:
+        memory = llm.info.memory_bytes
+        assert memory["reserved_bytes"] <= 0.5 * memory["total_bytes"]
+        assert memory["graph_bytes"] <= memory["graph_reserve_bytes"]
+    with pytest.raises(OutOfMemoryAtStart, match="GiB weights"):
+        start(folder, kv_cache_memory_bytes=None, gpu_memory_utilization=0.0001)
+
+
+def test_closing_gives_the_memory_back(folder):
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    with start(folder) as llm:
+        llm.generate(PROMPTS, greedy(), use_tqdm=False)
+    assert torch.cuda.memory_allocated() - before < 64 * 2**20
+
+
+def test_a_block_size_that_the_backend_cannot_page_is_refused(folder):
+    with pytest.raises(ConfigError, match="block_size"):
+        start(folder, "flash_attn", block_size=16)
