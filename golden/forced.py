@@ -68,6 +68,7 @@ def drive(
     sequences: Sequence[ForcedSequence],
     execute: Execute,
     arrivals: Sequence[int] = (),
+    checked: bool = True,
 ) -> dict[str, Events]:
     """Runs sequences to their end, feeding back their given tokens.
 
@@ -93,7 +94,8 @@ def drive(
             for request_id in plan.sampled_ids
         ]
         scheduler.commit(plan, tokens)
-        audit(scheduler)
+        if checked:
+            audit(scheduler)
     return events
 
 
