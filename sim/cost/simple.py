@@ -16,6 +16,7 @@ class ConstantCost:
     """Every step takes the same time."""
 
     name = "constant"
+    physical = False  # makes no claim about any hardware, so no limit is checked
 
     def __init__(self, step_ns: int) -> None:
         if step_ns < 1:
@@ -41,6 +42,7 @@ class ExponentialCost:
     """Independent exponential step times, drawn in step order."""
 
     name = "exponential"
+    physical = False
 
     def __init__(self, mean_ns: int, seed: int) -> None:
         if mean_ns < 1:
