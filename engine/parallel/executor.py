@@ -158,35 +158,41 @@ class TpExecutor:
             message = self._pipes[rank].recv_bytes()
         except (EOFError, OSError) as error:
             raise self._failure() from error
-        if message[:1] == REFUSED:
-            self._kill()
-            refusal: LockstepError = pickle.loads(message[1:])
-            raise refusal
-        if message[:1] == FAILED:
-            raise self._failure(message[1:].decode())
+        if message[:1] in (FAILED, REFUSED):
+            raise self._failure(message)
         return message[1:]
 
-    def _failure(self, cause: str | None = None) -> WorkerFailed:
-        """Ends all ranks and tells what went wrong, the traceback first."""
-        causes = [cause] if cause else []
-        deadline = time.monotonic() + _CAUSE_TIMEOUT_S
-        while not causes and time.monotonic() < deadline:
-            for pipe in self._pipes:
-                with contextlib.suppress(EOFError, OSError):
-                    while pipe.poll():
-                        message = pipe.recv_bytes()
-                        if message[:1] == FAILED:
-                            causes.append(message[1:].decode())
-            if any(process.exitcode not in (None, 0, 1) for process in self._processes):
-                break
-            time.sleep(0.01)
+    def _failure(self, message: bytes | None = None) -> LockstepError:
+        """Ends all ranks and tells what went wrong: a rank's typed error, or its traceback."""
+        messages = [message] if message else self._last_words()
         ended = [
             f"rank {rank} ended with exit code {process.exitcode}"
             for rank, process in enumerate(self._processes)
             if process.exitcode is not None
         ]
         self._kill()
+        for refused in messages:
+            if refused[:1] == REFUSED:
+                error: LockstepError = pickle.loads(refused[1:])
+                return error
+        causes = [words[1:].decode() for words in messages]
         return WorkerFailed("\n".join(["a worker failed", *ended, *causes]))
+
+    def _last_words(self) -> list[bytes]:
+        """What failing ranks have said; a rank that was killed says nothing."""
+        messages: list[bytes] = []
+        deadline = time.monotonic() + _CAUSE_TIMEOUT_S
+        while not messages and time.monotonic() < deadline:
+            for pipe in self._pipes:
+                with contextlib.suppress(EOFError, OSError):
+                    while pipe.poll():
+                        message = pipe.recv_bytes()
+                        if message[:1] in (FAILED, REFUSED):
+                            messages.append(message)
+            if any(process.exitcode not in (None, 0, 1) for process in self._processes):
+                break
+            time.sleep(0.01)
+        return messages
 
     def _kill(self) -> None:
         self._closed = True

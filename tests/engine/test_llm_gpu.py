@@ -63,13 +63,14 @@ PROMPTS = make_prompts(seed=4, count=8, shared=40, longest=200)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_graphs_give_the_tokens_of_eager_steps(folder, backend, asynchronous):
-    # Eight requests of one length: every decode batch is a captured size, so that the matrix
-    # products, whose rounding depends on the batch size, are the same in both runs.
+    # All eight are prefilled in one step and end together, so every decode batch is a captured
+    # size and the matrix products, whose rounding depends on it, are the same in both runs.
+    options = dict(max_num_batched_tokens=4096)
     params = [greedy(48)] * 4
     params += [SamplingParams(temperature=0.8, seed=3, max_tokens=48, ignore_eos=True)] * 4
-    with start(folder, backend, enforce_eager=True) as llm:
+    with start(folder, backend, enforce_eager=True, **options) as llm:
         expected = tokens_of(llm.generate(PROMPTS, params, use_tqdm=False))
-    with start(folder, backend, async_scheduling=asynchronous) as llm:
+    with start(folder, backend, async_scheduling=asynchronous, **options) as llm:
         assert llm.info.graph_sizes == (1, 2, 4, 8)
         assert tokens_of(llm.generate(PROMPTS, params, use_tqdm=False)) == expected
 
