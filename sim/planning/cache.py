@@ -1,0 +1,106 @@
+"""Results on disk, named by everything that decides them, so that a killed study resumes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from dataclasses import asdict, fields
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import engine.core
+import sim
+from engine.core.errors import InputError
+from sim.planning.draw import Source
+from sim.planning.trial import Trial, TrialResult
+
+# Parts of the package that shape no result.
+_NOT_DECIDING = ("report", "svg", "cli", "plots", "output", "commands", "executors", "driver")
+
+
+@cache
+def code_digest() -> str:
+    """Digest of the simulator, the kernel, and the libraries whose arithmetic they use."""
+    digest = hashlib.sha256()
+    for name in ("numpy", "simpy", "xxhash"):
+        digest.update(f"{name} {metadata.version(name)} ".encode())
+    digest.update(platform.python_version().encode())
+    for package in (engine.core, sim):
+        root = Path(str(package.__file__)).parent
+        for path in sorted(root.rglob("*")):
+            if path.suffix not in (".py", ".json") or path.stem in _NOT_DECIDING:
+                continue
+            digest.update(path.relative_to(root).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def content_digest(value: object) -> str:
+    """Digest of plain data."""
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class ResultCache:
+    """One small file per trial; a file that cannot be read counts as not there."""
+
+    def __init__(self, folder: Path, source: Source) -> None:
+        self._folder = folder
+        spec = asdict(source.spec)
+        spec["trace"] = source.digest  # the content counts, not where it lies
+        self._context = content_digest([code_digest(), spec])
+        self._files: dict[Path, str] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{folder}: cannot be written ({error.strerror})") from None
+
+    def key(self, trial: Trial) -> str:
+        """Name of a trial's content: configuration, requests, rate, SLO, code."""
+        document = asdict(trial)
+        document["candidate"].pop("label")
+        paths = self._named_files(trial)
+        return content_digest([self._context, document, paths])
+
+    def get(self, key: str) -> TrialResult | None:
+        """The result of an earlier run of the same trial."""
+        try:
+            document = json.loads(self._path(key).read_text(encoding="utf-8"))
+            return TrialResult(**document)
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def put(self, key: str, result: TrialResult) -> None:
+        """Keeps a result; failures are not kept, so that a later run tries again."""
+        if result.error is not None:
+            return
+        path = self._path(key)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial.write_text(json.dumps(plain(result), allow_nan=False), encoding="utf-8")
+        os.replace(partial, path)
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key[:32]}.json"
+
+    def _named_files(self, trial: Trial) -> dict[str, str]:
+        """Digests of the files that a configuration names."""
+        named = {}
+        for group in trial.candidate.groups:
+            deployment = group.deployment
+            for text in (deployment.model, deployment.cost.partition(":")[2]):
+                path = Path(text)
+                path = path / "config.json" if path.is_dir() and text else path
+                if text and path.is_file():
+                    if path not in self._files:
+                        self._files[path] = hashlib.sha256(path.read_bytes()).hexdigest()
+                    named[text] = self._files[path]
+        return named
+
+
+def plain(result: TrialResult) -> dict[str, Any]:
+    """A result as JSON data."""
+    return {field.name: getattr(result, field.name) for field in fields(result)}

@@ -1,0 +1,303 @@
+"""The course of a study: a first look at every configuration, refinement, sizing, confirmation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from engine.core.errors import InputError
+from sim.planning.capacity import SeedCapacity, check_around, resume, rounded, search_seed
+from sim.planning.confirm import Confirmation, confirm
+from sim.planning.draw import Source
+from sim.planning.driver import Driver, Failure, Search
+from sim.planning.entries import Entry, ranked
+from sim.planning.sizing import rate_check, size_search, variants
+from sim.planning.smart import sample_with_tpe
+from sim.planning.space import Candidate, all_choices, candidate_of, impossible, merge_equal
+from sim.planning.study import AUTO, Study
+from sim.planning.trial import Trial
+
+_SEEDS_PER_STUDY = 1000
+_FIRST_FRESH_SEED = 500
+_COARSE = 0.05
+_MAX_GROWTH = 3
+
+
+@dataclass(slots=True)
+class Plan:
+    """The answer to a study."""
+
+    study: Study
+    source: Source
+    entries: list[Entry]
+    left_out: list[tuple[Candidate, str]]
+    confirmation: Confirmation | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def best(self) -> Entry | None:
+        """The recommended configuration, or None if nothing meets the SLO (at the rate)."""
+        first = self.entries[0] if self.entries else None
+        if first is None or first.failure is not None:
+            return None
+        if self.study.objective.kind == "min_cost":
+            return first if first.serves else None
+        return first if first.capacity is not None else None
+
+
+class Planner:
+    """Carries out one study with a driver; `say` is told what happens next."""
+
+    def __init__(
+        self, study: Study, source: Source, driver: Driver, say: Callable[[str], None]
+    ) -> None:
+        self._study, self._source, self._driver, self._say = study, source, driver, say
+        self._search = study.search
+        self._warnings: dict[str, None] = {}
+        first = study.search.seed * _SEEDS_PER_STUDY
+        self._seeds = range(first, first + study.search.seeds)
+        self._fresh_seed = first + _FIRST_FRESH_SEED
+
+    def plan(self) -> Plan:
+        """Searches, ranks and confirms.
+
+        Raises:
+            InputError: no configuration of the space is possible.
+        """
+        possible, left_out = self._sorted_out()
+        auto = AUTO in self._study.axes.get("replicas", ())
+        if self._study.objective.kind == "min_cost" and not auto:
+            entries = self._check_at_rate(possible)
+        else:
+            entries = self._first_look(possible)
+            entries = self._refine(entries)
+            if auto:
+                entries = self._size(entries) + entries
+        plan = Plan(self._study, self._source, ranked(entries, self._study), left_out)
+        if plan.best is not None:
+            self._settle_best(plan)
+            plan.entries = ranked(plan.entries, self._study)
+        if plan.best is not None and self._search.verify_seeds:
+            self._confirm(plan)
+        plan.warnings = list(self._warnings)
+        return plan
+
+    # Parts ----------------------------------------------------------------------------------
+
+    def trial(self, candidate: Candidate, rate: float | None, seed: int, factor: float) -> Trial:
+        """A run; `factor` lengthens it."""
+        search = self._search
+        count = math.ceil(search.requests * candidate.num_fronts * factor)
+        base = self._source.base
+        if base is not None and base.hashed is not None and count > len(base):
+            count = len(base)
+            self._warnings[
+                f"{base.name} has {count} requests, and their prefixes cannot be repeated: runs"
+                " that need more take them all, so that seeds differ in drawn arrivals only"
+            ] = None
+        return Trial(
+            candidate,
+            rate,
+            seed,
+            count,
+            self._study.slo,
+            self._study.link,
+            search.warmup,
+            search.cooldown,
+        )
+
+    def _maker(
+        self, candidate: Candidate, factor: float = 1.0
+    ) -> Callable[[float | None, int], Trial]:
+        return lambda rate, seed: self.trial(candidate, rate, seed, factor)
+
+    def _run(self, searches: Sequence[tuple[str, Search]]) -> list[object]:
+        return self._driver.run(searches)
+
+    # Stages ---------------------------------------------------------------------------------
+
+    def _sorted_out(self) -> tuple[list[Candidate], list[tuple[Candidate, str]]]:
+        study = self._study
+        possible, left_out = [], []
+        chosen: Iterable[Candidate] = (candidate_of(study, one) for one in all_choices(study))
+        for candidate in merge_equal(list(chosen)):
+            reason = impossible(candidate)
+            most = study.objective.max_gpus
+            if reason is None and most is not None and candidate.num_gpus() > most:
+                reason = f"needs {candidate.num_gpus()} GPUs, objective.max_gpus={most}"
+            if reason is None:
+                possible.append(candidate)
+            else:
+                left_out.append((candidate, reason))
+        if not possible:
+            count = f"none of {len(left_out)} configurations is possible; the first: "
+            raise InputError(f"{study.path}: {count if len(left_out) > 1 else ''}{left_out[0][1]}")
+        return possible, left_out
+
+    def _first_look(self, candidates: list[Candidate]) -> list[Entry]:
+        if self._search.method == "tpe":
+            return sample_with_tpe(self._study, candidates, self._look)
+        self._say(f"first look at {len(candidates)} configurations")
+        return self._look(candidates)
+
+    def _look(self, candidates: Sequence[Candidate]) -> list[Entry]:
+        coarse = max(_COARSE, self._search.tolerance)
+        searches = [
+            (one.name, search_seed(self._maker(one), self._seeds[0], coarse)) for one in candidates
+        ]
+        return [
+            _entry(candidate, answer)
+            for candidate, answer in zip(candidates, self._run(searches), strict=True)
+        ]
+
+    def _refine(self, entries: list[Entry]) -> list[Entry]:
+        best = [one for one in ranked(entries, self._study) if one.capacity is not None]
+        best = best[: self._search.keep]
+        self._say(f"refining {len(best)} of {len(entries)} with {len(self._seeds)} seeds")
+        self._find_capacities([(entry, None) for entry in best])
+        return entries
+
+    def _find_capacities(self, wanted: Sequence[tuple[Entry, float | None]]) -> None:
+        """Finds the capacity of each with all seeds, near the start where one is given."""
+        searches, owners = [], []
+        for entry, start in wanted:
+            candidate = entry.candidate
+            make, tolerance = self._maker(candidate), self._search.tolerance
+            around = start or entry.capacity
+            assert around is not None
+            others = resume(make, self._seeds[1:], rounded(around), tolerance)
+            first = search_seed(make, self._seeds[0], tolerance, start, 1 + 1.5 * tolerance)
+            if start is None:
+                first = search_seed(make, self._seeds[0], tolerance)  # goes on from the first look
+            for search in (first, *others):
+                searches.append((candidate.name, search))
+                owners.append(entry)
+        answers = self._run(searches)
+        for entry, _ in wanted:
+            entry.seeds = []
+        for entry, answer in zip(owners, answers, strict=True):
+            _add(entry, answer)
+        self._look_around([entry for entry, _ in wanted if entry.capacity is not None])
+
+    def _look_around(self, entries: Sequence[Entry]) -> None:
+        """Tests rates below and above the capacity with the first seed."""
+        before = [entry.seeds[0].rate for entry in entries]
+        searches = [
+            (
+                entry.candidate.name,
+                check_around(self._maker(entry.candidate), entry.seeds[0], self._search.tolerance),
+            )
+            for entry in entries
+        ]
+        for entry, rate, answer in zip(entries, before, self._run(searches), strict=True):
+            if isinstance(answer, Failure):
+                entry.notes.append(f"rates around the capacity were not tested: {answer.reason}")
+                continue
+            if entry.seeds[0].rate != rate:
+                entry.notes.append(
+                    f"not monotone: a rate below {rate:.4g} missed the SLO, so seed"
+                    f" {self._seeds[0]} counts with {entry.seeds[0].rate or 0:.4g}"
+                )
+            for island in entry.seeds[0].islands:
+                entry.notes.append(f"not monotone: {island:.4g} met the SLO again")
+
+    def _size(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Fleet sizes for the objective's rate, for each router."""
+        study = self._study
+        rate = study.objective.rate
+        assert rate is not None
+        refined = [entry for entry in entries if len(entry.seeds) > 1 and entry.capacity]
+        self._say(f"sizing {len(refined)} configurations for {rate:g} {self._source.rate_unit}")
+        searches, found = [], []
+        for entry in refined:
+            assert entry.capacity is not None
+            for variant in variants(study, entry.candidate):
+                search = size_search(
+                    self._maker, variant, rate, entry.capacity, self._seeds, study.objective
+                )
+                searches.append((variant.name, search))
+        for answer in self._run(searches):
+            if isinstance(answer, list):
+                found += answer
+        return merge_entries(found)
+
+    def _check_at_rate(self, candidates: Sequence[Candidate]) -> list[Entry]:
+        rate = self._study.objective.rate
+        assert rate is not None
+        self._say(f"testing {len(candidates)} configurations at {rate:g}")
+        searches = [
+            (one.name, rate_check(self._maker(one), rate, self._seeds)) for one in candidates
+        ]
+        entries = []
+        for candidate, answer in zip(candidates, self._run(searches), strict=True):
+            entry = Entry(candidate)
+            if isinstance(answer, Failure):
+                entry.failure = answer.reason
+            else:
+                assert isinstance(answer, list)
+                entry.at_rate = answer
+            entries.append(entry)
+        return entries
+
+    def _settle_best(self, plan: Plan) -> None:
+        """For `min_cost`: the capacity of the cheapest, which must exceed the rate for sure."""
+        study = self._study
+        rate = study.objective.rate
+        if study.objective.kind != "min_cost" or rate is None:
+            return
+        for _ in range(_MAX_GROWTH):
+            best = plan.best
+            if best is None:
+                return
+            if len(best.seeds) < 2:
+                self._say(f"capacity of {best.candidate.name}")
+                self._find_capacities([(best, rounded(1.05 * rate))])
+            interval = best.interval(study)
+            if interval is None or interval.low >= rate:
+                return
+            best.notes.append(
+                f"serves {rate:g} in the runs tested, but with less than"
+                f" {study.search.confidence:.0%} confidence"
+            )
+            if AUTO not in study.axes.get("replicas", ()):
+                return
+            larger = best.candidate.scaled(best.candidate.replicas + 1)
+            (answer,) = self._run(
+                [(larger.name, rate_check(self._maker(larger), rate, self._seeds))]
+            )
+            if not isinstance(answer, list):
+                return
+            best.at_rate = []  # no longer an answer
+            plan.entries = ranked([Entry(larger, at_rate=answer), *plan.entries], study)
+
+    def _confirm(self, plan: Plan) -> None:
+        best = plan.best
+        assert best is not None and best.capacity is not None
+        self._say(f"confirming {best.capacity:.4g} with long runs and fresh seeds")
+        make = self._maker(best.candidate, self._search.verify_factor)
+        plan.confirmation = confirm(
+            make, best.capacity, self._search, self._fresh_seed, self._run, best.candidate.name
+        )
+
+
+def merge_entries(entries: Iterable[Entry]) -> list[Entry]:
+    """One entry per configuration."""
+    merged: dict[Candidate, Entry] = {}
+    for entry in entries:
+        merged.setdefault(entry.candidate, entry)
+    return list(merged.values())
+
+
+def _entry(candidate: Candidate, answer: object) -> Entry:
+    entry = Entry(candidate)
+    _add(entry, answer)
+    return entry
+
+
+def _add(entry: Entry, answer: object) -> None:
+    if isinstance(answer, Failure):
+        entry.failure = answer.reason
+    else:
+        assert isinstance(answer, SeedCapacity)
+        entry.seeds.append(answer)

@@ -1,0 +1,158 @@
+"""One run of a search: what is run, what comes back, and how it is carried out."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.core.errors import LockstepError
+from sim.disagg import KvLink
+from sim.fleet import FleetSimulation
+from sim.ledger import Ledger
+from sim.planning.draw import Source
+from sim.planning.judge import Judge, is_stable
+from sim.planning.space import Candidate
+from sim.planning.study import ON_OVERSIZE, Slo
+from sim.planning.usage import usage_of
+from sim.router import make_router
+from sim.server import Server
+
+_CHECKS_PER_RUN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run. `rate` None sends all requests at once, to find the saturated throughput."""
+
+    candidate: Candidate
+    rate: float | None
+    seed: int
+    num_requests: int
+    slo: Slo
+    link: KvLink
+    warmup: float
+    cooldown: float
+    early_stop: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """What a run showed; plain numbers, so that it can be kept as JSON.
+
+    A run that was `stopped` early is certain to miss `binding`; its latencies and goodput are
+    unknown. `worst` is the largest ratio of a latency to its limit. `error` is set if the run
+    failed, and then nothing else holds.
+    """
+
+    rate: float | None
+    seed: int
+    num_requests: int
+    met: bool = False
+    stable: bool = True
+    stopped: bool = False
+    binding: str = ""
+    worst: float | None = None
+    latencies_ms: Mapping[str, float | None] = field(default_factory=dict)
+    good_share: float | None = None
+    goodput: float | None = None
+    throughput: float = 0.0
+    output_tokens_per_s: float = 0.0
+    span_s: float = 0.0
+    rejected: int = 0
+    usage: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+
+
+class _Enough(Exception):
+    """Ends a run whose verdict is known."""
+
+
+class Worker:
+    """Carries out trials on a loaded source."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def run(self, trial: Trial) -> TrialResult:
+        """Runs a trial; whatever goes wrong inside is reported in the result."""
+        try:
+            return self._run(trial)
+        except (LockstepError, MemoryError, AssertionError) as error:
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            return TrialResult(trial.rate, trial.seed, trial.num_requests, error=text)
+
+    def _run(self, trial: Trial) -> TrialResult:
+        workload = self._source.draw(trial.rate or 1.0, trial.num_requests, trial.seed)
+        if trial.rate is None and workload.next_row is None:
+            workload.arrival_ns = array("q", [0]) * len(workload)
+        members = trial.candidate.members(trial.seed)
+        miss = self._source.spec.on_oversize == ON_OVERSIZE[0]
+        judge = Judge(workload, trial.slo, trial.warmup, trial.cooldown, miss)
+        watch = _Watch(judge, trial.early_stop and trial.rate is not None)
+        simulation = FleetSimulation(
+            workload,
+            members,
+            make_router(trial.candidate.router),
+            make_router(trial.candidate.router),
+            trial.link,
+            on_progress=watch.look,
+        )
+        watch.ledger = simulation.ledger
+        with suppress(_Enough):
+            simulation.run()
+        return _result(trial, watch, simulation.servers)
+
+
+class _Watch:
+    """Looks at a running simulation from time to time."""
+
+    def __init__(self, judge: Judge, early_stop: bool) -> None:
+        self.judge, self.ledger = judge, Ledger(0)
+        self.hopeless: str | None = None
+        self._early_stop = early_stop
+        self._stride = max(8, judge.num_measured // _CHECKS_PER_RUN)
+
+    def look(self, num_ended: int) -> None:
+        """Raises _Enough once nothing that is still to come can change the verdict."""
+        if not self._early_stop or num_ended % self._stride:
+            return
+        now_ns = max(self.ledger.finish_ns)
+        self.hopeless = self.judge.hopeless(self.ledger, now_ns)
+        if self.hopeless is not None:
+            raise _Enough
+        if self.judge.num_done(self.ledger) == self.judge.num_measured:
+            raise _Enough
+
+
+def _result(trial: Trial, watch: _Watch, servers: list[Server]) -> TrialResult:
+    ledger = watch.ledger
+    end_ns = max(1, max(server.stats.last_end_ns for server in servers))
+    seconds = end_ns / 1e9
+    completed = [row for row, time in enumerate(ledger.finish_ns) if time >= 0]
+    stable = is_stable(ledger)
+    common: dict[str, Any] = {
+        "rate": trial.rate,
+        "seed": trial.seed,
+        "num_requests": trial.num_requests,
+        "stable": stable,
+        "throughput": len(completed) / seconds,
+        "output_tokens_per_s": sum(ledger.output_tokens[row] for row in completed) / seconds,
+        "span_s": seconds,
+        "rejected": sum(ledger.rejections.values()),
+        "usage": usage_of(servers, ledger, end_ns),
+    }
+    if watch.hopeless is not None:
+        return TrialResult(stopped=True, binding=watch.hopeless, **common)
+    verdict = watch.judge.verdict(ledger, [server.stats.gaps for server in servers])
+    return TrialResult(
+        met=verdict.met and stable,
+        binding="unstable" if verdict.met and not stable else verdict.binding,
+        worst=verdict.worst,
+        latencies_ms=verdict.latencies_ms,
+        good_share=verdict.good_share,
+        goodput=None if trial.rate is None else verdict.good_share * trial.rate,
+        **common,
+    )
