@@ -7,6 +7,7 @@ in service, and the hidden state of every computed position is seen.
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,6 @@ from types import TracebackType
 import torch
 from engine.commands import StepCommand
 from engine.core import KernelConfig, Prompt, Request, Scheduler, StepPlan, audit
-from engine.core.request import RequestId
 from engine.log_header import kernel_config
 from engine.options import EngineOptions
 from engine.parallel.group import TpGroup
@@ -132,6 +132,7 @@ class ForcedRunner:
         self.runner = ModelRunner(options, group or TpGroup(), torch.device(device))
         self.model = self.runner.model
         self._step_hidden: Tensor | None = None
+        self._tables = hashlib.sha256()
         self._hook = self.model.register_forward_hook(self._keep_hidden)
         self.scheduler = self._new_scheduler()
         self._builder = self._new_builder()
@@ -171,9 +172,10 @@ class ForcedRunner:
         """Logits [n, vocab] by the model's own head."""
         return self.model.compute_logits(hidden)
 
-    def block_tables(self, names: Sequence[RequestId]) -> list[tuple[int, ...]]:
-        """The kernel's tables, for comparison between ranks."""
-        return [self.scheduler.block_table(name) for name in names]
+    @property
+    def tables_digest(self) -> str:
+        """Digest of every block table at every step, for comparison between ranks."""
+        return self._tables.hexdigest()
 
     def close(self) -> None:
         """Frees the device memory."""
@@ -203,6 +205,8 @@ class ForcedRunner:
 
     @torch.inference_mode()
     def _execute(self, plan: StepPlan, observed: dict[str, Observed]) -> None:
+        for name in self.scheduler.running_ids():
+            self._tables.update(repr((name, self.scheduler.block_table(name))).encode())
         command = self._builder.build(plan)
         self._step_hidden = None
         self.runner.launch(command)
