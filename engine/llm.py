@@ -236,7 +236,11 @@ class LLM:
             progress.count(events.plan, events.duration_ns)
         if self.on_step is not None:
             self.on_step(events)
-        return self._requests.record(events)
+        outputs = self._requests.record(events)
+        if not len(self._requests):
+            # The step ahead holds blocks of requests that ended meanwhile until its commit.
+            self._settle()
+        return outputs
 
     def _settle(self) -> None:
         """Commits the open steps without starting new ones."""
