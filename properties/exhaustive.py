@@ -19,6 +19,7 @@ from typing import Any
 
 from engine.core.audit import audit
 from engine.core.config import KernelConfig
+from engine.core.request import RequestId
 from properties.driver import Driver
 from properties.follower import Follower
 from properties.reference import ReferenceScheduler
@@ -152,13 +153,15 @@ def _successors(frozen: bytes, scope: Scope) -> Iterator[Driver]:
     plan = here.open()
     assert plan is not None
     opened = pickle.dumps(here, 5)
-    doomed = [None, *here.follower.live] if scope.aborts else [None]
+    doomed: list[RequestId | None] = [None]
+    if scope.aborts:
+        doomed += here.follower.live
     for tokens in product(range(VOCABULARY), repeat=len(plan.sampled_ids)):
-        for request_id in doomed:
+        for victim in doomed:
             driver = pickle.loads(opened)
             assert isinstance(driver.follower, _ForcedFollower)
-            if request_id is not None:
-                driver.abort(request_id)
+            if victim is not None:
+                driver.abort(victim)
             driver.follower.forced = tokens
             driver.close()
             yield driver

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 from engine.core.audit import audit
@@ -25,6 +26,31 @@ def kernel(config: KernelConfig) -> Target:
     return cast(Target, Scheduler(config))
 
 
+def make_driver(
+    config: KernelConfig,
+    vocabulary: int,
+    factory: Factory = kernel,
+    *,
+    only: frozenset[str] | None = None,
+    thorough: bool = True,
+    perturbed: bool = False,
+    suspended: frozenset[str] = frozenset(),
+) -> Driver:
+    """A driver with its follower; `thorough` adds the state audit and the naive reference."""
+    if config.async_scheduling:
+        suspended |= SUSPENDED_IF_ASYNC
+    if perturbed:
+        suspended |= SUSPENDED_IF_PERTURBED
+    follower = Follower(config, vocabulary, only, suspended)
+    with translated(follower):
+        target = factory(config)
+    twin = None
+    if thorough and not suspended and only is None:
+        twin = ReferenceScheduler(config)
+    checker = _auditor(follower) if thorough and isinstance(target, Scheduler) else None
+    return Driver(target, follower, twin, checker)
+
+
 def run_workload(
     workload: Workload,
     factory: Factory = kernel,
@@ -32,41 +58,44 @@ def run_workload(
     only: frozenset[str] | None = None,
     thorough: bool = True,
     perturbed: bool = False,
+    suspended: frozenset[str] = frozenset(),
 ) -> Follower:
-    """Runs a workload to its end; `thorough` adds the state audit and the naive reference.
+    """Runs a workload to its end.
 
     Raises:
         LawBroken: the first broken law; a crash counts as law `CRASH`.
     """
-    config = workload.config
-    suspended = frozenset[str]()
-    if config.async_scheduling:
-        suspended |= SUSPENDED_IF_ASYNC
-    if perturbed:
-        suspended |= SUSPENDED_IF_PERTURBED
-    follower = Follower(config, workload.vocabulary, only, suspended)
-    try:
-        target = factory(config)
-        twin = None
-        if thorough and not suspended and only is None:
-            twin = ReferenceScheduler(config)
-        checker = _auditor(follower) if thorough and isinstance(target, Scheduler) else None
-        driver = Driver(target, follower, twin, checker)
+    driver = make_driver(
+        workload.config,
+        workload.vocabulary,
+        factory,
+        only=only,
+        thorough=thorough,
+        perturbed=perturbed,
+        suspended=suspended,
+    )
+    with translated(driver.follower):
         for operation in workload.operations:
             driver.apply(operation)
-    except KernelBug as bug:
-        # The kernel's own alarm; with `only` another law's alarm still ends the run, unproven.
-        if only is None or bug.law in only:
-            raise LawBroken(bug.law, f"step {follower.ledger.steps}: {bug.detail}") from bug
+    return driver.follower
+
+
+@contextmanager
+def translated(follower: Follower) -> Iterator[None]:
+    """Turns alarms of the kernel and crashes into broken laws.
+
+    With the follower's `only`, an alarm of another law ends the run quietly: it proves nothing.
+    """
+    try:
+        yield
     except LawBroken:
         raise
     except Exception as crash:
-        law = _law_of(crash)
-        if only is None or law in only:
+        law = crash.law if isinstance(crash, KernelBug) else _law_of(crash)
+        if follower.only is None or law in follower.only:
             where = traceback.extract_tb(crash.__traceback__)[-1]
             detail = f"{type(crash).__name__}: {crash} in {where.name}"
             raise LawBroken(law, f"step {follower.ledger.steps}: {detail}") from crash
-    return follower
 
 
 def _law_of(crash: Exception) -> str:
