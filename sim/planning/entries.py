@@ -18,12 +18,14 @@ from sim.planning.usage import bottleneck
 class Entry:
     """A configuration and everything that its runs have shown.
 
-    `at_rate` are runs at the objective's rate; `failure` says why there is no answer.
+    `at_rate` are runs at the objective's rate, `curve` runs that only the plots need; `failure`
+    says why there is no answer.
     """
 
     candidate: Candidate
     seeds: list[SeedCapacity] = field(default_factory=list)
     at_rate: list[TrialResult] = field(default_factory=list)
+    curve: list[TrialResult] = field(default_factory=list)
     failure: str | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -49,6 +51,11 @@ class Entry:
         """Of each seed the run at the highest rate that met the SLO, or those at the rate."""
         found = [seed.tested[seed.low] for seed in self.seeds if seed.low is not None]
         return found or self.at_rate
+
+    def complete_runs(self) -> list[TrialResult]:
+        """All runs at some rate that were not stopped early."""
+        runs = [run for seed in self.seeds for run in seed.tested.values()]
+        return [run for run in (*runs, *self.at_rate, *self.curve) if not run.stopped]
 
     @property
     def serves(self) -> bool:

@@ -120,7 +120,7 @@ class ProcessExecutor:
         for process, link in workers:
             link.close()
             process.terminate()
-        for process, link in workers:
+        for process, _link in workers:
             process.join()
 
 

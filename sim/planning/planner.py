@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.core.errors import InputError
 from sim.planning.capacity import SeedCapacity, check_around, resume, rounded, search_seed
@@ -22,6 +22,7 @@ _SEEDS_PER_STUDY = 1000
 _FIRST_FRESH_SEED = 500
 _COARSE = 0.05
 _MAX_GROWTH = 3
+_CURVE = (0.5, 0.75, 1.1, 1.3)
 
 
 @dataclass(slots=True)
@@ -80,6 +81,7 @@ class Planner:
             plan.entries = ranked(plan.entries, self._study)
         if plan.best is not None and self._search.verify_seeds:
             self._confirm(plan)
+        self._draw_curves(plan.entries)
         plan.warnings = list(self._warnings)
         return plan
 
@@ -279,6 +281,24 @@ class Planner:
         plan.confirmation = confirm(
             make, best.capacity, self._search, self._fresh_seed, self._run, best.candidate.name
         )
+
+    def _draw_curves(self, entries: Sequence[Entry]) -> None:
+        """Whole runs on both sides of the capacity, for the plots."""
+        wanted = [one for one in entries if len(one.seeds) > 1 and one.capacity is not None]
+        if not wanted:
+            return
+        self._say("drawing curves")
+        searches = [(one.candidate.name, self._curve(one)) for one in wanted]
+        for entry, answer in zip(wanted, self._run(searches), strict=True):
+            if isinstance(answer, list):
+                entry.curve = answer
+
+    def _curve(self, entry: Entry) -> Search:
+        assert entry.capacity is not None
+        make, seed = self._maker(entry.candidate), self._seeds[0]
+        rates = [rounded(entry.capacity * factor) for factor in _CURVE]
+        results = yield [replace(make(rate, seed), early_stop=False) for rate in rates]
+        return list(results)
 
 
 def merge_entries(entries: Iterable[Entry]) -> list[Entry]:

@@ -78,6 +78,12 @@ class Slo:
                 limits[limit.metric] = min(limit.limit_ms, limits.get(limit.metric, limit.limit_ms))
         return limits
 
+    def least_share(self) -> float | None:
+        """The largest share of good requests that any limit asks for, if one does."""
+        shares = [limit.percentile / 100 for limit in self.limits if limit.percentile is not None]
+        shares += [self.goal.share] if self.goal is not None else []
+        return max(shares, default=None)
+
     def describe(self) -> str:
         """One line for people."""
         parts = [f"{limit.name} <= {limit.limit_ms:g} ms" for limit in self.limits]
