@@ -119,6 +119,10 @@ class CalibratedCost:
         """Host time between steps for taking in (and later ending) a request."""
         return int(self._request_ns + num_prompt_tokens * self._prompt_token_ns)
 
+    def gap_ns(self, num_sampled: int) -> int:
+        """Host time behind a step that sampled that many tokens."""
+        return int(self._gap_ns(num_sampled))
+
     def check_range(self) -> None:
         """Raises InputError where too many steps were outside the calibrated range."""
         if self.num_extrapolated > MAX_OUTSIDE * self.num_steps:

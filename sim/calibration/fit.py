@@ -14,13 +14,12 @@ from sim.calibration.samples import Floats, Samples
 from sim.calibration.terms import Graphs, host_matrix, step_matrix
 
 # Relative errors beyond this count linearly, not by their square (Huber): single steps are
-# delayed tenfold by the machine. Mixed steps scatter more, and their mean matters.
-DECODE_HUBER, MIXED_HUBER = 0.02, 0.3
+# delayed tenfold by the machine. Within it the mean is fitted, since throughput rests on it.
+DECODE_HUBER, MIXED_HUBER, GAP_HUBER = 0.1, 0.3, 0.1
 # Mixed steps are few and long; they get this share of the weight of all decode steps.
 MIXED_WEIGHT = 0.5
 ITERATIONS = 20
 MIN_STEPS = 200
-# Gaps are fitted for their share of the time between steps.
 KINDS = ("decode", "mixed_graph", "mixed_eager")
 
 
@@ -69,38 +68,44 @@ def fit_steps(logs: Sequence[Samples], graphs: Graphs) -> Fit:
     share = np.sqrt((~mixed).sum() / max(1, mixed.sum())) if (~mixed).any() else 1.0
     weights = np.where(mixed, MIXED_WEIGHT * share, 1.0)
     tolerance = np.where(mixed, MIXED_HUBER, DECODE_HUBER)
-    return Fit(_huber(terms, times, times, weights, tolerance), _fit_host(logs))
+    step_ns = _huber(terms, times, np.zeros(len(times)), weights, tolerance)
+    return Fit(step_ns, _fit_host(logs))
 
 
 def _fit_host(logs: Sequence[Samples]) -> Floats:
+    """Gaps count by their share of the time from one step to the next."""
     terms = np.vstack([host_matrix(log) for log in logs])
     gaps = np.concatenate([log.gap_ns for log in logs])
-    scale = np.concatenate([log.duration_ns for log in logs])
+    durations = np.concatenate([log.duration_ns for log in logs])
     known = np.isfinite(gaps)
-    terms, gaps, scale = terms[known], gaps[known], scale[known]
-    if not len(gaps):
+    if not known.any():
         return np.zeros(terms.shape[1])
-    return _huber(terms, gaps, gaps + scale, np.ones(len(gaps)), np.full(len(gaps), 0.02))
+    weights, tolerance = np.ones(known.sum()), np.full(known.sum(), GAP_HUBER)
+    return _huber(terms[known], gaps[known], durations[known], weights, tolerance)
 
 
 def _huber(
-    terms: Floats, target: Floats, scale: Floats, weights: Floats, tolerance: Floats
+    terms: Floats, target: Floats, beside: Floats, weights: Floats, tolerance: Floats
 ) -> Floats:
-    """Non-negative coefficients under a Huber loss of errors relative to `scale`."""
+    """Non-negative coefficients under a Huber loss of relative errors.
+
+    Errors are relative to the *predicted* value (plus `beside`): relative to the recorded one the
+    mean of a skewed distribution would be missed from below.
+    """
     units = np.maximum(terms.max(axis=0), 1e-12)
-    base = weights / scale
-    current = base.copy()
-    coefficients = np.zeros(terms.shape[1])
+    scaled = terms / units
+    current = weights / (target + beside)
+    solution = np.zeros(terms.shape[1])
     for _ in range(ITERATIONS):
         # The triangular factor has the same solution as all the rows.
-        basis, factor = np.linalg.qr(terms / units * current[:, None])
+        basis, factor = np.linalg.qr(scaled * current[:, None])
         solution, _ = nnls(factor, basis.T @ (target * current), maxiter=10_000)
-        coefficients = solution / units
-        error = np.abs(terms @ coefficients - target) / scale
-        current = base * np.sqrt(
-            np.where(error < tolerance, 1.0, tolerance / np.maximum(error, tolerance))
-        )
+        predicted = scaled @ solution
+        scale = np.maximum(predicted + beside, 1.0)
+        error = np.maximum(np.abs(predicted - target) / scale, tolerance)
+        current = weights / scale * np.sqrt(tolerance / error)
     # A term that no step had says nothing about steps that have it.
+    coefficients = solution / units
     coefficients[terms.max(axis=0) == 0] = 0.0
     return coefficients
 

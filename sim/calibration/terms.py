@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from sim.calibration.samples import WORK_COLUMNS, Floats, Samples
+from sim.calibration.samples import Floats, Samples
 
 # Captured by vLLM 0.25.1 with max_num_seqs=256: full graphs for decode, piecewise ones else.
 VLLM_GRAPH_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
@@ -22,7 +22,6 @@ TOKEN_KNOTS = (0, 8, 32, 64, 96, 128, 256, 512, 1024)
 # A KV block that several sequences share is read from the L2 cache after the first time. How much
 # less that costs than a read from memory is a property of the hardware; taken, not fitted.
 SHARED_READ_COST = 0.6
-SAMPLED_KNOTS = (0, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +33,11 @@ class Term:
     meaning: str
 
 
-def _token_terms() -> tuple[Term, ...]:
-    ends = [*TOKEN_KNOTS[1:], None]
+def _hinge_terms(name: str, knots: tuple[int, ...], meaning: str) -> tuple[Term, ...]:
+    ends = [*map(str, knots[1:]), "up"]
     return tuple(
-        Term(
-            f"tokens_{start}_{end or 'up'}",
-            "token",
-            f"matrix products, tokens {start} to {end}" if end else f"those beyond {start} tokens",
-        )
-        for start, end in zip(TOKEN_KNOTS, ends, strict=True)
+        Term(f"{name}_{start}_{end}", "token", f"{meaning}, tokens {start} to {end}")
+        for start, end in zip(knots, ends, strict=True)
     )
 
 
@@ -57,12 +52,16 @@ STEP_TERMS: tuple[Term, ...] = (
     Term("chunk_pairs", "1e6 pairs", "arithmetic of the chunks' attention"),
     Term("recent", "1000 tokens", "after prefill: cold caches, new batch, lower clocks"),
     Term("recent_tokens", "1e6 tokens^2", "lower clocks under sustained prefill, per token"),
-    *_token_terms(),
+    *_hinge_terms("tokens", TOKEN_KNOTS, "matrix products"),
 )
 HOST_TERMS: tuple[Term, ...] = (
     Term("gap", "step", "host work after a step"),
-    Term("sampled_0_64", "token", "output processing per sampled token, up to 64"),
-    Term("sampled_64_up", "token", "the same beyond 64"),
+    Term("sampled", "token", "output processing"),
+    Term(
+        "sampled_squared",
+        "1000 tokens^2",
+        "output processing costs more per token in large batches",
+    ),
     Term("finished", "request", "ending a request"),
     Term("added", "request", "taking in a request"),
     Term("added_tokens", "1000 tokens", "taking in its prompt"),
@@ -128,7 +127,7 @@ def step_matrix(samples: Samples, graphs: Graphs) -> Floats:
 
 def host_row(sampled: float, finished: float, added: float, added_tokens: float) -> list[float]:
     """The terms of the gap behind a step, in the order of `HOST_TERMS`."""
-    return [1.0, *hinges(sampled, SAMPLED_KNOTS), finished, added, added_tokens / 1e3]
+    return [1.0, sampled, sampled * sampled / 1e3, finished, added, added_tokens / 1e3]
 
 
 def host_matrix(samples: Samples) -> Floats:
@@ -141,6 +140,3 @@ def host_matrix(samples: Samples) -> Floats:
     )
     rows = [host_row(*values) for values in np.column_stack(columns).tolist()]
     return np.array(rows, dtype=np.float64).reshape(-1, len(HOST_TERMS))
-
-
-assert len(WORK_COLUMNS) == 9
