@@ -47,7 +47,7 @@ def test_package_imports_without_torch(roots, blocked):
 
 
 def test_a_simulation_needs_the_base_install_only():
-    blocked = {"torch", "transformers", "hypothesis", "scipy", "ray", "pyarrow", "tqdm"}
+    blocked = {"torch", "transformers", "hypothesis", "scipy", "ray", "tqdm"}
     code = BLOCKER.format(roots=["engine.core"], blocked=blocked)
     code += """
 import sim.cli
