@@ -11,11 +11,15 @@ whatever the lengths are at replay.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from engine.attention.kernels.store import check_cache_layout
+from engine.layers.kernels.sizes import cdiv, next_power_of_2
 
 _LOG2_E = 1.4426950408889634
 
@@ -31,6 +35,7 @@ class DecodeTuning:
     min_split: int  # keys; shorter parts cost more to combine than they save
 
 
+@cache
 def default_tuning(head_dim: int, dtype: torch.dtype, num_sms: int) -> DecodeTuning:
     """Tile sizes that keep about 100 KB of keys and values in flight per multiprocessor."""
     wide = head_dim > 128 or dtype == torch.float32
@@ -43,9 +48,10 @@ def default_tuning(head_dim: int, dtype: torch.dtype, num_sms: int) -> DecodeTun
     )
 
 
+@cache
 def num_splits(batch: int, num_kv_heads: int, max_context: int, tuning: DecodeTuning) -> int:
     """Parts per sequence, a power of two, from host values only."""
-    wanted = triton.cdiv(tuning.target_programs, batch * num_kv_heads)
+    wanted = cdiv(tuning.target_programs, batch * num_kv_heads)
     most = max(1, max_context // tuning.min_split)
     splits = min(wanted, most, 64)
     # Rounding down keeps a batch that fills the device almost alone from paying for a second pass.
@@ -67,11 +73,8 @@ def _decode_kernel(
     part_ptr,
     lse_ptr,
     scale_log2,
-    q_stride_t,
     table_stride,
-    block_stride,
-    token_stride,
-    head_stride,
+    HKV: tl.constexpr,
     GROUP: tl.constexpr,
     D: tl.constexpr,
     PAGE: tl.constexpr,
@@ -88,7 +91,9 @@ def _decode_kernel(
     if ORDERED:
         row = tl.load(order_ptr + row)
     split = tl.program_id(2)
-    num_q_heads = tl.num_programs(0) * GROUP
+    num_q_heads: tl.constexpr = HKV * GROUP
+    token_stride: tl.constexpr = HKV * D
+    block_stride: tl.constexpr = PAGE * token_stride
     context = tl.load(context_ptr + row)
     tiles = tl.cdiv(tl.cdiv(context, BLOCK_N), SPLITS)
     begin = split * tiles * BLOCK_N
@@ -99,13 +104,14 @@ def _decode_kernel(
     n = tl.arange(0, BLOCK_N)
     heads = kv_head * GROUP + h
     q_mask = (h < GROUP)[:, None] & (d < D)[None, :]
-    q = tl.load(q_ptr + row * q_stride_t + heads[:, None] * D + d[None, :], mask=q_mask, other=0.0)
+    q_at = (row * num_q_heads + heads)[:, None] * D + d[None, :]
+    q = tl.load(q_ptr + q_at, mask=q_mask, other=0.0)
     m = tl.full([BLOCK_H], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_H], tl.float32)
     acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
     table = table_ptr + row * table_stride
-    k_base = k_ptr + kv_head * head_stride
-    v_base = v_ptr + kv_head * head_stride
+    k_base = k_ptr + kv_head * D
+    v_base = v_ptr + kv_head * D
 
     for start in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
         key = start + n
@@ -135,8 +141,7 @@ def _decode_kernel(
     safe = tl.where(total > 0, total, 1.0)
     result = acc / safe[:, None]
     if SPLITS == 1:
-        target = out_ptr + (row * num_q_heads + heads)[:, None] * D + d[None, :]
-        tl.store(target, result.to(out_ptr.dtype.element_ty), mask=q_mask)
+        tl.store(out_ptr + q_at, result.to(out_ptr.dtype.element_ty), mask=q_mask)
     else:
         index = (row * num_q_heads + heads) * SPLITS + split
         lse = tl.where(total > 0, m + tl.log2(safe), float("-inf"))
@@ -188,7 +193,8 @@ def paged_decode(
     batch, num_heads, head_dim = q.shape
     _, _, page, num_kv_heads, _ = kv_cache.shape
     group = num_heads // num_kv_heads
-    assert q.stride()[1:] == (head_dim, 1)
+    check_cache_layout(kv_cache)
+    assert q.is_contiguous()
     assert out.is_contiguous()
     if tuning is None:
         tuning = default_tuning(head_dim, q.dtype, _num_sms(q.device))
@@ -199,11 +205,10 @@ def paged_decode(
             (batch, num_heads, splits, head_dim), dtype=torch.float32, device=q.device
         )
         lse = torch.empty((batch, num_heads, splits), dtype=torch.float32, device=q.device)
-    block_d = triton.next_power_of_2(head_dim)
-    keys = kv_cache[0]
+    block_d = next_power_of_2(head_dim)
     _decode_kernel[(num_kv_heads, batch, splits)](
         q,
-        keys,
+        kv_cache[0],
         kv_cache[1],
         block_tables,
         context_lens,
@@ -212,16 +217,13 @@ def paged_decode(
         part,
         lse,
         scale * _LOG2_E,
-        q.stride(0),
         block_tables.stride(0),
-        keys.stride(0),
-        keys.stride(1),
-        keys.stride(2),
+        HKV=num_kv_heads,
         GROUP=group,
         D=head_dim,
         PAGE=page,
         SPLITS=splits,
-        BLOCK_H=max(16, triton.next_power_of_2(group)),
+        BLOCK_H=max(16, next_power_of_2(group)),
         BLOCK_D=block_d,
         BLOCK_N=tuning.block_n,
         STAGES=tuning.num_stages,
@@ -235,6 +237,7 @@ def paged_decode(
         )
 
 
+@cache
 def _num_sms(device: torch.device) -> int:
     if device.type != "cuda":
         return 1

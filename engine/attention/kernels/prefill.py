@@ -5,11 +5,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from engine.attention.kernels.store import check_cache_layout
+from engine.layers.kernels.sizes import cdiv, next_power_of_2
 
 _LOG2_E = 1.4426950408889634
 
@@ -24,6 +28,7 @@ class PrefillTuning:
     num_stages: int
 
 
+@cache
 def default_tuning(head_dim: int, dtype: torch.dtype) -> PrefillTuning:
     """Tile sizes by head dim and dtype.
 
@@ -50,9 +55,8 @@ def _attend(
     begin,
     end,
     context,
-    block_stride,
-    token_stride,
     scale_log2,
+    TOKEN_STRIDE: tl.constexpr,
     D: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -71,13 +75,13 @@ def _attend(
         key = start + n
         if PAGE % BLOCK_N == 0:
             page = tl.load(table + start // PAGE).to(tl.int64)
-            offset = page * block_stride + (start % PAGE + n) * token_stride
+            offset = page * (PAGE * TOKEN_STRIDE) + (start % PAGE + n) * TOKEN_STRIDE
         elif MASKED:
             pages = tl.load(table + key // PAGE, mask=key < context, other=0).to(tl.int64)
-            offset = pages * block_stride + (key % PAGE) * token_stride
+            offset = pages * (PAGE * TOKEN_STRIDE) + (key % PAGE) * TOKEN_STRIDE
         else:
             pages = tl.load(table + key // PAGE).to(tl.int64)
-            offset = pages * block_stride + (key % PAGE) * token_stride
+            offset = pages * (PAGE * TOKEN_STRIDE) + (key % PAGE) * TOKEN_STRIDE
         k_at = k_base + offset[None, :] + d[:, None]
         v_at = v_base + offset[:, None] + d[None, :]
         if MASKED:
@@ -118,9 +122,7 @@ def _prefill_kernel(
     out_ptr,
     scale_log2,
     table_stride,
-    block_stride,
-    token_stride,
-    head_stride,
+    HKV: tl.constexpr,
     GROUP: tl.constexpr,
     D: tl.constexpr,
     PAGE: tl.constexpr,
@@ -132,7 +134,7 @@ def _prefill_kernel(
 ):
     head = tl.program_id(0)
     chunk = tl.program_id(2)
-    num_heads = tl.num_programs(0)
+    num_heads: tl.constexpr = HKV * GROUP
     first_token = tl.load(bounds_ptr + chunk)
     num_queries = tl.load(bounds_ptr + chunk + 1) - first_token
     # Late tiles see the most keys: they start first, so that the last ones to run are short.
@@ -153,16 +155,16 @@ def _prefill_kernel(
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    kv_offset = (head // GROUP) * head_stride
+    kv_offset = (head // GROUP) * D
     table = table_ptr + chunk.to(tl.int64) * table_stride
     acc, total, m = _attend(
         acc, total, m, q, k_ptr + kv_offset, v_ptr + kv_offset, table, first_row,
-        0, diagonal, context, block_stride, token_stride, scale_log2,
+        0, diagonal, context, scale_log2, HKV * D,
         D, PAGE, BLOCK_M, BLOCK_D, BLOCK_N, STAGES, False, PRECISION,
     )  # fmt: skip
     acc, total, m = _attend(
         acc, total, m, q, k_ptr + kv_offset, v_ptr + kv_offset, table, first_row,
-        diagonal, end, context, block_stride, token_stride, scale_log2,
+        diagonal, end, context, scale_log2, HKV * D,
         D, PAGE, BLOCK_M, BLOCK_D, BLOCK_N, STAGES, True, PRECISION,
     )  # fmt: skip
     out = acc / total[:, None]
@@ -183,15 +185,15 @@ def paged_prefill(
     """Attention of the chunks' queries [T, Hq, D] into `out`; chunk i is rows cu[i]..cu[i+1]."""
     _, num_heads, head_dim = q.shape
     _, _, page, num_kv_heads, _ = kv_cache.shape
+    check_cache_layout(kv_cache)
     assert q.is_contiguous()
     assert out.is_contiguous()
     if tuning is None:
         tuning = default_tuning(head_dim, q.dtype)
-    keys = kv_cache[0]
-    grid = (num_heads, triton.cdiv(max_seqlen_q, tuning.block_m), context_lens.shape[0])
+    grid = (num_heads, cdiv(max_seqlen_q, tuning.block_m), context_lens.shape[0])
     _prefill_kernel[grid](
         q,
-        keys,
+        kv_cache[0],
         kv_cache[1],
         block_tables,
         context_lens,
@@ -199,14 +201,12 @@ def paged_prefill(
         out,
         scale * _LOG2_E,
         block_tables.stride(0),
-        keys.stride(0),
-        keys.stride(1),
-        keys.stride(2),
+        HKV=num_kv_heads,
         GROUP=num_heads // num_kv_heads,
         D=head_dim,
         PAGE=page,
         BLOCK_M=tuning.block_m,
-        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_D=next_power_of_2(head_dim),
         BLOCK_N=tuning.block_n,
         STAGES=tuning.num_stages,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.layers.kernels.sizes import next_power_of_2
+
 
 @triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
 def _store_kernel(
@@ -18,7 +20,6 @@ def _store_kernel(
     slots_ptr,
     k_stride_t,
     v_stride_t,
-    cache_stride_t,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -30,8 +31,15 @@ def _store_kernel(
     mask = offsets < SIZE
     k = tl.load(k_ptr + row * k_stride_t + offsets, mask=mask)
     v = tl.load(v_ptr + row * v_stride_t + offsets, mask=mask)
-    tl.store(k_cache_ptr + slot * cache_stride_t + offsets, k, mask=mask)
-    tl.store(v_cache_ptr + slot * cache_stride_t + offsets, v, mask=mask)
+    tl.store(k_cache_ptr + slot * SIZE + offsets, k, mask=mask)
+    tl.store(v_cache_ptr + slot * SIZE + offsets, v, mask=mask)
+
+
+def check_cache_layout(kv_cache: Tensor) -> None:
+    """Heads, tokens and blocks of [2, blocks, block_size, Hkv, D] must lie side by side."""
+    _, _, block_size, num_heads, head_dim = kv_cache.shape
+    token = num_heads * head_dim
+    assert kv_cache.stride()[1:] == (block_size * token, token, head_dim, 1), kv_cache.stride()
 
 
 def store_kv(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -39,8 +47,7 @@ def store_kv(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> No
     num_tokens, num_heads, head_dim = k.shape
     assert k.stride()[1:] == v.stride()[1:] == (head_dim, 1), "heads must lie side by side"
     size = num_heads * head_dim
-    assert kv_cache.stride(2) == size, "tokens of a block lie side by side"
-    assert kv_cache.stride(1) == size * kv_cache.shape[2], "as do the blocks"
+    check_cache_layout(kv_cache)
     _store_kernel[(num_tokens,)](
         k,
         v,
@@ -49,7 +56,6 @@ def store_kv(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> No
         slot_mapping,
         k.stride(0),
         v.stride(0),
-        size,
         SIZE=size,
-        BLOCK=triton.next_power_of_2(size),
+        BLOCK=next_power_of_2(size),
     )

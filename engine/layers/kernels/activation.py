@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.layers.kernels.sizes import cdiv, next_power_of_2
+
 _BLOCK = 1024
 
 
@@ -30,7 +32,7 @@ def fused_silu_mul(gate_up: Tensor) -> Tensor:
     out = torch.empty((*gate_up.shape[:-1], size), dtype=gate_up.dtype, device=gate_up.device)
     rows = out.numel() // size
     if rows:
-        block = min(_BLOCK, triton.next_power_of_2(size))
-        grid = (rows, triton.cdiv(size, block))
+        block = min(_BLOCK, next_power_of_2(size))
+        grid = (rows, cdiv(size, block))
         _silu_mul_kernel[grid](gate_up, out, SIZE=size, BLOCK=block, num_warps=4)
     return out

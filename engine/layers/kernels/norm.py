@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.layers.kernels.sizes import next_power_of_2
+
 
 @triton.jit
 def _norm_kernel(
@@ -41,7 +43,7 @@ def _norm_kernel(
 def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, ...]:
     x = x.contiguous()
     size = x.shape[-1]
-    block = triton.next_power_of_2(size)
+    block = next_power_of_2(size)
     out = torch.empty_like(x)
     total = out if residual is None else torch.empty_like(x)
     if x.numel():

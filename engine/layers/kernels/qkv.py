@@ -10,6 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.attention.base import AttentionMetadata
+from engine.attention.kernels.store import check_cache_layout
+from engine.layers.kernels.sizes import cdiv, next_power_of_2
 
 _HEADS_PER_PROGRAM = 8
 
@@ -92,15 +94,14 @@ def qk_norm_rope_store(
     num_tokens, width = qkv.shape
     num_heads = width // head_dim - 2 * num_kv_heads
     assert qkv.is_contiguous()
-    assert kv_cache.stride(2) == num_kv_heads * head_dim, "tokens of a block lie side by side"
-    assert kv_cache.stride(1) == kv_cache.stride(2) * kv_cache.shape[2], "as do the blocks"
+    check_cache_layout(kv_cache)
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if num_tokens == 0:
         return q
     total_heads = num_heads + 2 * num_kv_heads
-    heads = min(_HEADS_PER_PROGRAM, triton.next_power_of_2(total_heads))
+    heads = min(_HEADS_PER_PROGRAM, next_power_of_2(total_heads))
     norm = q_norm is not None and k_norm is not None
-    _qkv_kernel[(num_tokens, triton.cdiv(total_heads, heads))](
+    _qkv_kernel[(num_tokens, cdiv(total_heads, heads))](
         qkv,
         q_norm if norm else qkv,
         k_norm if norm else qkv,
@@ -114,7 +115,7 @@ def qk_norm_rope_store(
         HQ=num_heads,
         HKV=num_kv_heads,
         D=head_dim,
-        HALF_BLOCK=triton.next_power_of_2(head_dim // 2),
+        HALF_BLOCK=next_power_of_2(head_dim // 2),
         HEADS=heads,
         NORM=norm,
         num_warps=4,

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.layers.kernels.sizes import cdiv, next_power_of_2
+
 _BLOCK = 2048
 _TARGET_PROGRAMS = 1056
 
@@ -112,9 +114,9 @@ def fused_race(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: T
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows == 0:
         return out
-    parts = triton.next_power_of_2(triton.cdiv(_TARGET_PROGRAMS, num_rows))
-    parts = min(parts, 64, triton.next_power_of_2(triton.cdiv(vocab_size, _BLOCK)))
-    part_size = triton.cdiv(triton.cdiv(vocab_size, parts), _BLOCK) * _BLOCK
+    parts = next_power_of_2(cdiv(_TARGET_PROGRAMS, num_rows))
+    parts = min(parts, 64, next_power_of_2(cdiv(vocab_size, _BLOCK)))
+    part_size = cdiv(cdiv(vocab_size, parts), _BLOCK) * _BLOCK
     score = torch.empty((num_rows, parts), dtype=torch.float32, device=logits.device)
     token = out if parts == 1 else torch.empty_like(score, dtype=torch.int64)
     _race_kernel[(parts, num_rows)](
