@@ -134,6 +134,7 @@ class Simulation:
         if limit is not None and self._num_sent >= limit:
             self._at_client.append(row)
             return
+        self._num_sent += 1
         self._send(row)
 
     def _send(self, row: int) -> None:
@@ -141,7 +142,6 @@ class Simulation:
         prompt = workload.prompt(row)
         num_outputs = workload.output_tokens[row]
         request = Request(workload.request_id(row), prompt, num_outputs)
-        self._num_sent += 1
         try:
             self._check_length(request, prompt, num_outputs)
             fronts = self._fronts
@@ -183,10 +183,12 @@ class Simulation:
         call_at(self._env, send_ns, ARRIVAL, lambda: self._arrive(successor))
 
     def _ended(self) -> None:
-        self._num_sent -= 1
         self._num_ended += 1
         if self._on_progress is not None:
             self._on_progress(self._num_ended)
-        if self._at_client:
-            row = self._at_client.popleft()
-            call_at(self._env, self._env.now, ARRIVAL, lambda: self._send(row))
+        if not self._at_client:
+            self._num_sent -= 1
+            return
+        # The place in flight passes on at once, before an arrival of this time can take it.
+        row = self._at_client.popleft()
+        call_at(self._env, self._env.now, ARRIVAL, lambda: self._send(row))

@@ -339,6 +339,17 @@ def test_time_in_the_clients_own_queue_counts_c107():
     assert e2e_s == [1.0, 2.0, 3.0, 4.0]
 
 
+def test_the_client_never_has_more_in_flight_than_it_may(tmp_path):
+    """Arrivals at the very time of a finish do not slip past those that wait at the client."""
+    log = tmp_path / "log.jsonl"
+    workload = rows_workload(*[(10 * index, 16, 3) for index in range(12)])
+    limit = RunOptions(max_concurrency=2)
+    finished = run(workload, costs=constant(10), options=limit, log_path=log)
+    assert max(step.num_running for step in steps_of(log)) == 2
+    firsts = finished.result.ledger.first_scheduled_ns
+    assert list(firsts) == sorted(firsts)
+
+
 METRIC_CAUSES = {
     "num_preemptions": ({}, {"num_kv_blocks": 40}),
     "prefix_hit_rate": ({"prefix_caching": False}, {}),
