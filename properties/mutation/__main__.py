@@ -1,0 +1,130 @@
+"""`python -m properties.mutation`: runs mutmut on the kernel and writes the record.
+
+Mutmut works in a copy of what it needs, in out/mutation, and goes on there if it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+
+from properties.failures import commit
+
+ROOT = Path(__file__).resolve().parents[2]
+MUTATED = (
+    "block_manager",
+    "block_pool",
+    "free_list",
+    "hashing",
+    "decode_set",
+    "lifecycle",
+    "policies",
+    "scheduler",
+    "state",
+    "step",
+)
+RECORD = ROOT / "properties" / "records" / "mutation.json"
+SETTINGS = """[mutmut]
+source_paths=engine
+only_mutate=
+{mutated}
+also_copy=
+    properties
+pytest_add_cli_args=
+    -q
+    -x
+    -p
+    no:randomly
+    -p
+    no:cacheprovider
+pytest_add_cli_args_test_selection=
+    properties/mutation/killers.py
+timeout_multiplier=4.0
+timeout_constant=5.0
+use_git_change_detection=false
+do_not_mutate_patterns=
+    ^\\s*assert
+"""
+
+
+def prepare(folder: Path) -> None:
+    """Copies kernel and suite, and writes mutmut's settings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("engine/core", "properties"):
+        shutil.copytree(
+            ROOT / name,
+            folder / name,
+            dirs_exist_ok=True,
+            ignore=shutil.ignore_patterns("__pycache__", "test_*.py"),
+        )
+    shutil.copy(ROOT / "engine" / "__init__.py", folder / "engine" / "__init__.py")
+    mutated = "\n".join(f"    engine/core/{name}.py" for name in MUTATED)
+    (folder / "setup.cfg").write_text(SETTINGS.format(mutated=mutated))
+    (folder / "conftest.py").write_text("")
+
+
+def outcomes(folder: Path) -> dict[str, str]:
+    """Mutant name -> what became of it."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "mutmut", "results", "--all", "true"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = {}
+    for line in listed.stdout.splitlines():
+        name, _, status = line.strip().rpartition(": ")
+        if name:
+            found[name] = status
+    return found
+
+
+def main() -> int:
+    """Runs mutmut and reports; exit code 1 if a mutant survived."""
+    parser = argparse.ArgumentParser(prog="python -m properties.mutation")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--folder", type=Path, default=ROOT / "out" / "mutation")
+    parser.add_argument("--only-report", action="store_true", help="write the record again")
+    parser.add_argument("names", nargs="*", help="mutants to run, default: all")
+    args = parser.parse_args()
+    began = time.time()
+    if not args.only_report:
+        prepare(args.folder)
+        subprocess.run(
+            [sys.executable, "-m", "mutmut", "run", "--max-children", str(args.jobs), *args.names],
+            cwd=args.folder,
+            check=True,
+        )
+    found = outcomes(args.folder)
+    counts = Counter(found.values())
+    killed = counts["killed"] + counts["timeout"] + counts["segfault"]
+    record = {
+        "command": "make mutate",
+        "commit": commit(),
+        "python": platform.python_version(),
+        "mutmut": version("mutmut"),
+        "files": [f"engine/core/{name}.py" for name in MUTATED],
+        "minutes": round((time.time() - began) / 60, 1),
+        "mutants": len(found),
+        "outcomes": dict(counts),
+        "raw_score": round(killed / max(1, len(found)), 4),
+        "survivors": sorted(name for name, status in found.items() if status == "survived"),
+    }
+    RECORD.parent.mkdir(exist_ok=True)
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"{killed} of {len(found)} mutants killed; record in {RECORD.relative_to(ROOT)}")
+    return 1 if counts["survived"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""The tests that mutmut runs against each mutant, cheapest first.
+
+The name keeps pytest from collecting this file in ordinary runs, where longer suites do the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engine.core.config import KernelConfig
+from engine.core.errors import RequestRejected
+from engine.core.request import Request
+from engine.core.scheduler import Scheduler, StepOrderError, UnknownRequest
+from engine.core.tokens import Prompt
+from properties import probes
+from properties.exhaustive import SCOPES, enumerate_states, small_config
+from properties.run import run_workload
+from properties.workloads import Workload, random_workload
+
+
+def _run(seeds: range, is_async: bool = False) -> None:
+    for seed in seeds:
+        run_workload(random_workload(seed, is_async=is_async))
+
+
+def _fast_forward(seed: int) -> Workload:
+    """A workload whose decodes are done in runs."""
+    workload = random_workload(seed)
+    operations: list[list[object]] = []
+    for place, operation in enumerate(workload.operations[:-1]):
+        operations.append(operation)
+        if operation[0] == "add" and "stops" in operation[1] and seed % 4:
+            operations[-1] = ["add", {k: v for k, v in operation[1].items() if k != "stops"}]
+        if operation[0] in ("step", "add"):
+            operations.append(["run", 7 + place * seed])
+    operations += [["run", seed + i] for i in range(12)]
+    return replace(workload, operations=(*operations, ["drain"]))
+
+
+def test_a_few_workloads() -> None:
+    _run(range(40))
+
+
+def test_a_few_async_workloads() -> None:
+    _run(range(30), is_async=True)
+
+
+def test_a_few_runs() -> None:
+    for seed in range(40):
+        run_workload(_fast_forward(seed))
+
+
+@pytest.mark.parametrize(
+    "probe",
+    [
+        probes.double_free,
+        probes.round_trip,
+        probes.hash_chain,
+        probes.impossible_configs,
+        probes.determinism,
+    ],
+)
+def test_probes(probe: object) -> None:
+    assert callable(probe)
+    probe()
+
+
+def test_chain_hashes_are_pinned() -> None:
+    assert probes.chain_hashes() == PINNED_HASHES
+
+
+def test_misuse_is_refused_by_name() -> None:
+    config = KernelConfig(num_blocks=4, max_model_len=16, block_size=4)
+    scheduler = Scheduler(config)
+    with pytest.raises(StepOrderError, match="without work"):
+        scheduler.schedule()
+    with pytest.raises(UnknownRequest, match="no live request 5"):
+        scheduler.abort(5)
+    for request, reason in (
+        (Request(0, Prompt([]), 1), "prompt_empty"),
+        (Request(0, Prompt([1]), 0), "max_tokens"),
+        (Request(0, Prompt([1]), 2, min_tokens=3), "min_tokens"),
+        (Request(0, Prompt([1]), 2, min_tokens=-1), "min_tokens"),
+        (Request(0, Prompt(range(16)), 1), "prompt_too_long"),
+    ):
+        with pytest.raises(RequestRejected) as caught:
+            scheduler.add(request)
+        assert caught.value.reason == reason
+    scheduler.add(Request(0, Prompt([1]), 2))
+    with pytest.raises(RequestRejected, match="live request"):
+        scheduler.add(Request(0, Prompt([1]), 2))
+    plan = scheduler.schedule()
+    with pytest.raises(StepOrderError, match="uncommitted"):
+        scheduler.schedule()
+    with pytest.raises(StepOrderError, match="2 tokens for 1"):
+        scheduler.commit(plan, [1, 2])
+    scheduler.commit(plan, [1])
+    with pytest.raises(StepOrderError, match="not the oldest"):
+        scheduler.commit(plan, [1])
+
+
+def test_many_workloads() -> None:
+    _run(range(100, 500))
+
+
+def test_many_runs() -> None:
+    for seed in range(100, 300):
+        run_workload(_fast_forward(seed))
+
+
+def test_many_async_workloads() -> None:
+    _run(range(100, 350), is_async=True)
+
+
+def test_small_scope() -> None:
+    for policy in ("mixed", "prefill_first"):
+        enumerate_states(small_config(policy), replace(SCOPES["3x6"], requests=2, aborts=True))
+
+
+PINNED_HASHES = [9525291143076145323, 1347466707746265295]
