@@ -78,7 +78,8 @@ class DecodeGraphs:
         work(size)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Only this thread's calls count: NCCL's watchdog may look at older work meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             work(size)
         self._pool = self._pool or graph.pool()
         return graph
