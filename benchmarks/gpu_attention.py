@@ -47,10 +47,10 @@ def error(out, q, cache, meta, scale):
 
 
 def decode_tunings(sweep):
-    default = decode.default_tuning(HEAD_DIM, torch.bfloat16, decode._num_sms(torch.device("cuda")))
+    default = decode.default_tuning(HEAD_DIM, torch.bfloat16, decode.num_sms(torch.device("cuda")))
     if not sweep:
         return [default]
-    sms = decode._num_sms(torch.device("cuda"))
+    sms = decode.num_sms(torch.device("cuda"))
     return [
         decode.DecodeTuning(block, warps, stages, per_sm * sms, 128)
         for block, warps, stages, per_sm in itertools.product((32, 64, 128), (4,), (2, 3, 4), (6,))
@@ -124,7 +124,17 @@ def bench_prefill(results, sweep, heads):
         rows = []
         for tuning in tunings:
             run = partial(
-                prefill.paged_prefill, q, cache, table, lens, bounds, length, scale, out, tuning
+                prefill.paged_prefill,
+                q,
+                cache,
+                table,
+                lens,
+                bounds,
+                length,
+                length,
+                scale,
+                out,
+                tuning,
             )
 
             try:
@@ -133,7 +143,7 @@ def bench_prefill(results, sweep, heads):
             except Exception as failure:
                 print("failed", tuning, str(failure)[:200])
         best_us, best = min(rows, key=lambda row: row[0])
-        prefill.paged_prefill(q, cache, table, lens, bounds, length, scale, out, best)
+        prefill.paged_prefill(q, cache, table, lens, bounds, length, length, scale, out, best)
         flops = 4 * batch * heads * HEAD_DIM * length * (length + 1) / 2
         entry = {
             "case": f"prefill {batch}x{length} page{page} heads{heads}",

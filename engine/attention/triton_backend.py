@@ -85,6 +85,7 @@ class TritonAttention:
                 meta.chunk_context_lens,
                 meta.cu_seqlens_q,
                 meta.max_seqlen_q,
+                meta.max_seqlen_k,
                 scale,
                 out[n:],
             )

@@ -61,7 +61,7 @@ def meta(*shape, dtype=torch.bfloat16):
 def compile_attention(heads, kv_heads, head_dim, page, dtype):
     from engine.attention.kernels import decode, prefill, store
 
-    decode._num_sms = lambda device: 132
+    decode.num_sms = prefill.num_sms = lambda device: 132
     cache = meta(2, 4, 100, page, kv_heads, head_dim, dtype=dtype)[:, 1]
     q = meta(256, heads, head_dim, dtype=dtype)
     table, ints = meta(256, 64, dtype=torch.int32), meta(256, dtype=torch.int32)
@@ -69,7 +69,9 @@ def compile_attention(heads, kv_heads, head_dim, page, dtype):
     for batch in (256, 2):
         out = meta(batch, heads, head_dim, dtype=dtype)
         decode.paged_decode(q[:batch], cache, table, ints, 4096, 1.0, out, order=longs)
-    prefill.paged_prefill(q, cache, table, ints, ints, 256, 1.0, meta(*q.shape, dtype=dtype))
+    out = meta(*q.shape, dtype=dtype)
+    for splits in (1, prefill.SPLITS):
+        prefill.paged_prefill(q, cache, table, ints, ints, 256, 4096, 1.0, out, splits=splits)
     kv = meta(256, kv_heads, head_dim, dtype=dtype)
     store.store_kv(kv, kv, cache, longs)
 

@@ -8,6 +8,7 @@ from kernel_testing import KERNEL_DEVICE as DEVICE
 
 from engine.attention.base import AttentionMetadata
 from engine.attention.kernels.decode import DecodeTuning, num_splits, paged_decode
+from engine.attention.kernels.prefill import paged_prefill
 from engine.attention.select import select_backend
 from engine.attention.torch_backend import TorchAttention
 from engine.attention.triton_backend import TritonAttention
@@ -134,6 +135,21 @@ def test_split_decode_is_balanced_on_the_device(splits):
     paged_decode(
         case.q, case.cache, meta.decode_block_tables, meta.decode_context_lens, 4096, 0.25, out,
         tuning,
+    )  # fmt: skip
+    torch.testing.assert_close(out, case.expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("splits", [2, 8])
+def test_a_chunk_behind_a_long_prefix_may_be_split(splits):
+    """Parts without any key, and parts in which some rows see no key, weigh nothing."""
+    chunks = [(3, 300), (40, 90), (1, 1), (70, 70), (33, 40)]
+    case = make_case(4, 2, 16, 16, [], chunks)
+    TorchAttention().forward(case.q, case.k, case.v, case.cache, case.meta, 0.25)
+    out = torch.empty_like(case.q)
+    meta = case.meta
+    paged_prefill(
+        case.q, case.cache, meta.chunk_block_tables, meta.chunk_context_lens, meta.cu_seqlens_q,
+        meta.max_seqlen_q, meta.max_seqlen_k, 0.25, out, splits=splits,
     )  # fmt: skip
     torch.testing.assert_close(out, case.expected, rtol=1e-5, atol=1e-5)
 

@@ -23,12 +23,14 @@ def relative_error(out, truth):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("step", ["wide", "short chunk, long prefix"])
 @pytest.mark.parametrize("block_size", [16, 48, 64, 256])
 @pytest.mark.parametrize(
     "shape", [(9, 3, 64), (32, 8, 80), (32, 8, 96), (16, 8, 128), (64, 8, 128), (8, 4, 256)]
 )
-def test_triton_attention_in_half_precision(shape, block_size, dtype):
-    case = make_case(*shape, block_size, *STEP)
+def test_triton_attention_in_half_precision(shape, block_size, dtype, step):
+    decodes, chunks = STEP if step == "wide" else ([], [(20, 3000)])
+    case = make_case(*shape, block_size, decodes, chunks)
     q, k, v, cache = (t.to(dtype) for t in (case.q, case.k, case.v, case.cache))
     backend = TritonAttention()
     meta = backend.prepare(case.meta)
@@ -36,7 +38,8 @@ def test_triton_attention_in_half_precision(shape, block_size, dtype):
     assert torch.isfinite(out).all()
     limit = 8 * torch.finfo(dtype).eps
     assert relative_error(out, case.expected) < limit
-    assert not out[2].any(), "a padded row gets zeros"
+    if decodes:
+        assert not out[2].any(), "a padded row gets zeros"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.attention.kernels.combine import combine_parts, new_parts, num_sms
 from engine.attention.kernels.store import check_cache_layout
 from engine.layers.kernels.sizes import cdiv, next_power_of_2
 
@@ -149,31 +150,6 @@ def _decode_kernel(
         tl.store(part_ptr + index[:, None] * D + d[None, :], result, mask=q_mask)
 
 
-@triton.jit
-def _combine_kernel(
-    part_ptr,
-    lse_ptr,
-    out_ptr,
-    D: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    """Weighted sum of one head's parts, by their log-sum-exp."""
-    index = tl.program_id(0).to(tl.int64)
-    s = tl.arange(0, SPLITS)
-    d = tl.arange(0, BLOCK_D)
-    lse = tl.load(lse_ptr + index * SPLITS + s)
-    top = tl.max(lse, axis=0)
-    # Parts without keys weigh nothing; a padded row has no others.
-    weight = tl.exp2(lse - tl.where(top > float("-inf"), top, 0.0))
-    total = tl.sum(weight, axis=0)
-    weight = weight / tl.where(total > 0, total, 1.0)
-    mask = (d < D)[None, :] & (weight > 0)[:, None]
-    part = tl.load(part_ptr + (index * SPLITS + s)[:, None] * D + d[None, :], mask=mask, other=0.0)
-    out = tl.sum(part * weight[:, None], axis=0)
-    tl.store(out_ptr + index * D + d, out.to(out_ptr.dtype.element_ty), mask=d < D)
-
-
 def paged_decode(
     q: Tensor,
     kv_cache: Tensor,
@@ -197,15 +173,9 @@ def paged_decode(
     assert q.is_contiguous()
     assert out.is_contiguous()
     if tuning is None:
-        tuning = default_tuning(head_dim, q.dtype, _num_sms(q.device))
+        tuning = default_tuning(head_dim, q.dtype, num_sms(q.device))
     splits = num_splits(batch, num_kv_heads, max_context, tuning)
-    part, lse = out, out
-    if splits > 1:
-        part = torch.empty(
-            (batch, num_heads, splits, head_dim), dtype=torch.float32, device=q.device
-        )
-        lse = torch.empty((batch, num_heads, splits), dtype=torch.float32, device=q.device)
-    block_d = next_power_of_2(head_dim)
+    part, lse = (out, out) if splits == 1 else new_parts(q, splits)
     _decode_kernel[(num_kv_heads, batch, splits)](
         q,
         kv_cache[0],
@@ -224,7 +194,7 @@ def paged_decode(
         PAGE=page,
         SPLITS=splits,
         BLOCK_H=max(16, next_power_of_2(group)),
-        BLOCK_D=block_d,
+        BLOCK_D=next_power_of_2(head_dim),
         BLOCK_N=tuning.block_n,
         STAGES=tuning.num_stages,
         ORDERED=order is not None,
@@ -232,13 +202,4 @@ def paged_decode(
         num_warps=tuning.num_warps,
     )
     if splits > 1:
-        _combine_kernel[(batch * num_heads,)](
-            part, lse, out, D=head_dim, SPLITS=splits, BLOCK_D=block_d, num_warps=4
-        )
-
-
-@cache
-def _num_sms(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
+        combine_parts(part, lse, out)

@@ -12,10 +12,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.attention.kernels.combine import combine_parts, new_parts, num_sms
 from engine.attention.kernels.store import check_cache_layout
 from engine.layers.kernels.sizes import cdiv, next_power_of_2
 
 _LOG2_E = 1.4426950408889634
+# A short chunk behind a long prefix fills few multiprocessors, each with a long walk over the keys.
+# One number of parts is enough, and compiles once.
+SPLITS = 8
+MIN_KEYS_TO_SPLIT = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +104,25 @@ def _attend(
         if MASKED:
             score = tl.where(key[None, :] <= rows[:, None], score, float("-inf"))
         m_new = tl.maximum(m, tl.max(score, axis=1))
-        p = tl.exp2(score - m_new[:, None])
-        shrink = tl.exp2(m - m_new)
+        if MASKED:
+            # A row may have met no key yet, if this part of the context begins on the diagonal.
+            base = tl.where(m_new > float("-inf"), m_new, 0.0)
+        else:
+            base = m_new
+        p = tl.exp2(score - base[:, None])
+        shrink = tl.exp2(m - base)
         total = total * shrink + tl.sum(p, axis=1)
         acc = acc * shrink[:, None]
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
         m = m_new
     return acc, total, m
+
+
+@triton.jit
+def _part_of(end, split, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Bounds of one of SPLITS equal parts of [0, end), on multiples of the tile."""
+    size = tl.cdiv(tl.cdiv(end, BLOCK_N), SPLITS) * BLOCK_N
+    return split * size, tl.minimum(end, (split + 1) * size)
 
 
 @triton.jit(
@@ -120,6 +137,8 @@ def _prefill_kernel(
     context_ptr,
     bounds_ptr,
     out_ptr,
+    part_ptr,
+    lse_ptr,
     scale_log2,
     table_stride,
     HKV: tl.constexpr,
@@ -130,10 +149,12 @@ def _prefill_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
+    SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     head = tl.program_id(0)
-    chunk = tl.program_id(2)
+    chunk = tl.program_id(2) // SPLITS
+    split = tl.program_id(2) % SPLITS
     num_heads: tl.constexpr = HKV * GROUP
     first_token = tl.load(bounds_ptr + chunk)
     num_queries = tl.load(bounds_ptr + chunk + 1) - first_token
@@ -152,6 +173,9 @@ def _prefill_kernel(
     first_row = prefix + tile * BLOCK_M
     diagonal = (first_row + 1) // BLOCK_N * BLOCK_N  # every row of the tile sees all keys before
     end = tl.minimum(context, first_row + BLOCK_M)
+    begin = 0
+    if SPLITS > 1:
+        begin, end = _part_of(end, split, SPLITS, BLOCK_N)
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -159,16 +183,23 @@ def _prefill_kernel(
     table = table_ptr + chunk.to(tl.int64) * table_stride
     acc, total, m = _attend(
         acc, total, m, q, k_ptr + kv_offset, v_ptr + kv_offset, table, first_row,
-        0, diagonal, context, scale_log2, HKV * D,
+        begin, tl.minimum(diagonal, end), context, scale_log2, HKV * D,
         D, PAGE, BLOCK_M, BLOCK_D, BLOCK_N, STAGES, False, PRECISION,
     )  # fmt: skip
     acc, total, m = _attend(
         acc, total, m, q, k_ptr + kv_offset, v_ptr + kv_offset, table, first_row,
-        diagonal, end, context, scale_log2, HKV * D,
+        tl.maximum(diagonal, begin), end, context, scale_log2, HKV * D,
         D, PAGE, BLOCK_M, BLOCK_D, BLOCK_N, STAGES, True, PRECISION,
     )  # fmt: skip
-    out = acc / total[:, None]
-    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=mask)
+    if SPLITS == 1:
+        out = acc / total[:, None]
+        tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=mask)
+    else:
+        safe = tl.where(total > 0, total, 1.0)
+        lse = tl.where(total > 0, m + tl.log2(safe), float("-inf"))
+        row = ((first_token + m_offsets).to(tl.int64) * num_heads + head) * SPLITS + split
+        tl.store(lse_ptr + row, lse, mask=m_offsets < num_queries)
+        tl.store(part_ptr + row[:, None] * D + d[None, :], acc / safe[:, None], mask=mask)
 
 
 def paged_prefill(
@@ -178,11 +209,16 @@ def paged_prefill(
     context_lens: Tensor,
     cu_seqlens_q: Tensor,
     max_seqlen_q: int,
+    max_seqlen_k: int,
     scale: float,
     out: Tensor,
     tuning: PrefillTuning | None = None,
+    splits: int | None = None,
 ) -> None:
-    """Attention of the chunks' queries [T, Hq, D] into `out`; chunk i is rows cu[i]..cu[i+1]."""
+    """Attention of the chunks' queries [T, Hq, D] into `out`; chunk i is rows cu[i]..cu[i+1].
+
+    `splits`, 1 or SPLITS, is chosen from the other sizes if it is not given.
+    """
     _, num_heads, head_dim = q.shape
     _, _, page, num_kv_heads, _ = kv_cache.shape
     check_cache_layout(kv_cache)
@@ -190,8 +226,13 @@ def paged_prefill(
     assert out.is_contiguous()
     if tuning is None:
         tuning = default_tuning(head_dim, q.dtype)
-    grid = (num_heads, cdiv(max_seqlen_q, tuning.block_m), context_lens.shape[0])
-    _prefill_kernel[grid](
+    num_chunks, tiles = context_lens.shape[0], cdiv(max_seqlen_q, tuning.block_m)
+    if splits is None:
+        programs = num_heads * tiles * num_chunks
+        is_worth_it = programs <= num_sms(q.device) and max_seqlen_k >= MIN_KEYS_TO_SPLIT
+        splits = SPLITS if is_worth_it else 1
+    part, lse = (out, out) if splits == 1 else new_parts(q, splits)
+    _prefill_kernel[(num_heads, tiles, num_chunks * splits)](
         q,
         kv_cache[0],
         kv_cache[1],
@@ -199,6 +240,8 @@ def paged_prefill(
         context_lens,
         cu_seqlens_q,
         out,
+        part,
+        lse,
         scale * _LOG2_E,
         block_tables.stride(0),
         HKV=num_kv_heads,
@@ -209,6 +252,9 @@ def paged_prefill(
         BLOCK_D=next_power_of_2(head_dim),
         BLOCK_N=tuning.block_n,
         STAGES=tuning.num_stages,
+        SPLITS=splits,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=tuning.num_warps,
     )
+    if splits > 1:
+        combine_parts(part, lse, out)
