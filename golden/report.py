@@ -1,0 +1,140 @@
+"""One table per run, as Markdown or HTML, from a record."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+COLUMNS = (
+    "group",
+    "case",
+    "status",
+    "positions",
+    "observed c",
+    "centred c",
+    "pooled ratio",
+    "KL mean",
+    "KL p99",
+    "agreement",
+    "HF agreement",
+    "too close to judge",
+    "decided by the gap",
+    "seconds",
+)
+
+
+def table_rows(record: Mapping[str, Any]) -> list[list[str]]:
+    """Cells of the report, one row per case."""
+    return [_row(case) for case in record["cases"]]
+
+
+def _row(case: Mapping[str, Any]) -> list[str]:
+    stats = case["stats"] or {}
+    measured = case["measured"]
+    return [
+        case["group"],
+        case["name"],
+        case["status"],
+        _number(stats.get("num_positions"), "d"),
+        _number(stats.get("observed_c", measured.get("observed_c")), ".2f"),
+        _number(stats.get("centred_c"), ".2f"),
+        _number(stats.get("pooled_ratio", measured.get("pooled_ratio")), ".2f"),
+        _number(stats.get("kl_mean"), ".1e"),
+        _number(stats.get("kl_p99"), ".1e"),
+        _number(stats.get("agreement"), ".2%"),
+        _number(stats.get("hf_agreement"), ".2%"),
+        _number(stats.get("close_share"), ".1%"),
+        _number(stats.get("gap_decided_share"), ".2%"),
+        _number(case["seconds"], ".1f"),
+    ]
+
+
+def _number(value: object, form: str) -> str:
+    if value is None:
+        return ""
+    return format(value, form) if isinstance(value, int | float) else str(value)
+
+
+def summary_lines(record: Mapping[str, Any]) -> list[str]:
+    """What ran where, the counts, every skip with its reason, and every failure."""
+    counts = record["counts"]
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    lines = [
+        f"{record['device']}, commit {record['commit']}, {record['date']}, {record['seconds']} s",
+        versions,
+        f"{counts['pass']} passed, {counts['fail']} failed, {counts['error']} raised, "
+        f"{counts['skip']} skipped",
+    ]
+    for case in record["cases"]:
+        if case["status"] != "pass":
+            lines.append(f"{case['status']}: {case['group']} / {case['name']}: {case['detail']}")
+    if record["failure"]:
+        lines.append(f"FAILED: {record['failure']}")
+    return lines
+
+
+def to_markdown(record: Mapping[str, Any]) -> str:
+    """The report as Markdown."""
+    lines = ["# Golden report", "", f"`{record['command']}`", ""]
+    lines += [f"- {_cell(line)}" for line in summary_lines(record)]
+    lines += ["", _line(COLUMNS), _line(["---"] * len(COLUMNS))]
+    lines += [_line([_cell(cell) for cell in row]) for row in table_rows(record)]
+    matrix = _bitwise_rows(record)
+    if matrix:
+        lines += ["", "## Invariance: which cells are bitwise equal to the base cell", ""]
+        lines += [_line(("cell", "bitwise equal", "largest difference")), _line(["---"] * 3)]
+        lines += [_line(row) for row in matrix]
+    return "\n".join(lines) + "\n"
+
+
+def _bitwise_rows(record: Mapping[str, Any]) -> list[list[str]]:
+    return [
+        [
+            case["name"],
+            case["measured"]["bitwise"],
+            _number(case["measured"]["distance_to_base"], ".2g"),
+        ]
+        for case in record["cases"]
+        if "bitwise" in case["measured"]
+    ]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def to_html(record: Mapping[str, Any]) -> str:
+    """The report as one HTML page without scripts."""
+    summary = "".join(f"<li>{html.escape(line)}</li>" for line in summary_lines(record))
+    parts = [
+        "<!doctype html><meta charset='utf-8'><title>Golden report</title>",
+        "<style>body{font:14px sans-serif;margin:2em}table{border-collapse:collapse}"
+        "td,th{border:1px solid #bbb;padding:2px 6px;text-align:left}"
+        ".fail td,.error td{background:#fcc}.skip td{color:#777}</style>",
+        f"<h1>Golden report</h1><p><code>{html.escape(record['command'])}</code></p>",
+        f"<ul>{summary}</ul>",
+        _html_table(COLUMNS, table_rows(record), status_column=2),
+    ]
+    matrix = _bitwise_rows(record)
+    if matrix:
+        parts.append("<h2>Invariance: which cells are bitwise equal to the base cell</h2>")
+        parts.append(_html_table(("cell", "bitwise equal", "largest difference"), matrix))
+    return "\n".join(parts) + "\n"
+
+
+def _html_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], status_column: int | None = None
+) -> str:
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    lines = [f"<table><tr>{head}</tr>"]
+    for row in rows:
+        kind = "" if status_column is None else f" class='{html.escape(row[status_column])}'"
+        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
+        lines.append(f"<tr{kind}>{cells}</tr>")
+    lines.append("</table>")
+    return "\n".join(lines)
