@@ -75,11 +75,17 @@ def random_config(rng: Random, policy: str, is_async: bool = False) -> KernelCon
 def _operations(
     rng: Random, config: KernelConfig, vocabulary: int, events: tuple[str, ...]
 ) -> list[Operation]:
-    count = rng.choice((1, 2, 3, 3, 4, 5, 6))
+    # Most workloads are tiny, because more of them fit into a second.
+    tiny = rng.random() < 0.6
+    count = rng.choice((1, 2, 2, 3)) if tiny else rng.choice((2, 3, 3, 4, 5, 6))
     prefixes = [_tokens(rng, vocabulary, 3 * config.block_size + 1) for _ in range(2)]
     operations: list[Operation] = []
     for request_id in range(count):
-        operations.append(["add", random_request(rng, request_id, config, vocabulary, prefixes)])
+        spec = random_request(rng, request_id, config, vocabulary, prefixes)
+        if tiny:
+            spec["max_tokens"] = min(spec["max_tokens"], 4)
+            spec["min_tokens"] = min(spec.get("min_tokens", 0), spec["max_tokens"])
+        operations.append(["add", spec])
         for _ in range(rng.choice((0, 0, 0, 1, 1, 2, 4))):
             draw = rng.random()
             if "abort" in events and draw < 0.15:
