@@ -147,11 +147,16 @@ def discard(follower: Follower, step: OpenStep, finished: Sequence[Finished]) ->
             blocks.unregister(block)
     ending: dict[RequestId, str] = {}
     for track, first, count, samples, table in step.entries:
-        track.pending -= samples
-        ending[track.request.request_id] = "error"
+        if not track.ended:
+            track.pending -= samples
+            ending[track.request.request_id] = "error"
+        elif follower.ledger.ended[track.request.request_id] in ("stop", "length"):
+            follower.ledger.aborted_work += count
         for position in range(first, first + count):
             if position // size < len(table):
                 blocks.contents[table[position // size]][position % size] = None
+    for table in step.voided:
+        blocks.release(table, follower.complain)
     end_all(follower, ending, finished)
 
 
