@@ -69,6 +69,16 @@ def test_the_request_table_is_itself_a_trace(tmp_path):
     assert list(trace.prompt_tokens) == [int(row["prompt_tokens"]) for row in rows]
 
 
+def test_the_parquet_table_equals_the_csv(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    out = tmp_path / "out"
+    sim_run(*QUICK, "--out", out)
+    rows = parquet.read_table(out / "requests.parquet").to_pylist()
+    with (out / "requests.csv").open() as file:
+        for row, texts in zip(rows, csv.DictReader(file), strict=True):
+            assert {key: "" if v is None else str(v) for key, v in row.items()} == texts
+
+
 def test_the_step_log_can_be_read_and_ends_with_the_run(tmp_path):
     out = tmp_path / "out"
     sim_run(*QUICK, "--out", out)

@@ -5,12 +5,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from sim_testing import synthetic
+from sim_testing import constant, run, synthetic
 
 from engine.core import ConfigError
 from sim.workloads.arrivals import draw_arrivals
-from sim.workloads.generators import WORKLOADS
+from sim.workloads.generators import WORKLOADS, generate, preset
 from sim.workloads.lengths import parse_lengths
+from sim.workloads.readers import read_lengths
 from sim.workloads.table import output_stripe
 
 
@@ -66,6 +67,25 @@ def test_lognormal_lengths_have_the_named_quantiles():
 def test_a_bad_length_spec_is_refused(spec):
     with pytest.raises(ConfigError, match="prompt_len"):
         parse_lengths("prompt_len", spec)
+
+
+def test_empirical_lengths_are_drawn_from_a_trace(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("prompt_tokens,output_tokens\n10,1\n20,2\n30,3\n")
+    spec = preset("poisson", prompt=f"empirical:{path}", output=f"empirical:{path}")
+    workload = generate("poisson", spec, 0, read_lengths)
+    assert set(workload.prompt_tokens) == {10, 20, 30}
+    assert set(workload.output_tokens) == {1, 2, 3}
+
+
+def test_closed_loop_clients_wait_for_their_own_answers():
+    workload = synthetic("closed", num_requests=10, clients=3)
+    assert list(workload.arrival_ns) == [0] * 3 + [-1] * 7
+    assert [workload.successor(row) for row in range(10)] == [*range(3, 10), -1, -1, -1]
+    ledger = run(workload, costs=constant(10)).result.ledger
+    for row in range(7):
+        assert ledger.arrival_ns[row + 3] == ledger.finish_ns[row]
+    assert ledger.in_system.peak == 3
 
 
 @pytest.mark.parametrize(
