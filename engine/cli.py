@@ -42,6 +42,17 @@ VERBS: dict[str, Verb] = {
     "verify conformance": Verb(
         "properties.cli:conformance_main", "check a scheduler against the laws"
     ),
+    "verify replay": Verb("properties.cli:replay_main", "replay a failure file of a search"),
+    "verify exhaustive": Verb(
+        "properties.exhaustive:exhaustive_main", "enumerate all states of a tiny scope"
+    ),
+    "verify laws": Verb("properties.laws.documents:laws_main", "list the laws"),
+    "verify mutants": Verb(
+        "properties.laws.documents:mutants_main", "run every planted defect and list its law"
+    ),
+    "verify anomalies": Verb(
+        "properties.anomalies:anomalies_main", "measure false beliefs about tuning"
+    ),
     "golden": Verb("golden.cli:main", "compare the engine's numbers with HF Transformers"),
 }
 
