@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from engine.core.errors import InputError
-from sim.calibration.fit import KINDS, Fold, evaluate, fit_steps, kinds, leave_one_out
+from sim.calibration.evaluate import KINDS, Fold, evaluate, fold_json, kinds
+from sim.calibration.fit import fit_steps, leave_one_out
 from sim.calibration.profile import NoiseSource, Profile, Target, shape_fields
 from sim.calibration.samples import Samples
 from sim.calibration.terms import VLLM_GRAPH_SIZES, Graphs
@@ -112,16 +113,9 @@ def noise_of(log: Samples, fold: Fold, graphs: Graphs) -> NoiseSource:
         blocks.append(
             tuple(tuple(errors[start : start + BLOCK_STEPS].tolist()) for start in sorted(chosen))
         )
-    return NoiseSource(log.name, tuple(blocks))
-
-
-def fold_json(fold: Fold) -> dict[str, Any]:
-    """Held-out errors of a log, rounded for people."""
-    errors = {
-        kind: {key: round(value, 3) for key, value in asdict(error).items()}
-        for kind, error in fold.errors.items()
-    }
-    return {"log": fold.name, "percent": errors, "gap_percent_of_time": round(fold.gap_error, 3)}
+    predicted = log.duration_ns / (1 + fold.relative)
+    mean = float(log.duration_ns.sum() / predicted.sum() - 1)
+    return NoiseSource(log.name, mean, tuple(blocks))
 
 
 def target_of(model: ModelShape, hardware: str, dtype: str, tp: int, engine: str) -> Target:

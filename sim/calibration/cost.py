@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import random
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from engine.core.errors import InputError
+from sim.calibration.evaluate import kind_of
 from sim.calibration.profile import NoiseSource, Profile
 from sim.calibration.samples import RECENT_DECAY, next_recent, work_row
 from sim.calibration.terms import (
@@ -34,7 +37,9 @@ class _Rows:
     fixed_ns: float  # of the step itself
     gap_ns: float  # host work behind it
     recent_ns: float  # per recent prefill token
-    above_floor: bool  # the prediction is above the data sheet's limit whatever the context
+    floor_ns: float  # the data sheet's limit without context ...
+    floor_slope_ns: float  # ... and at most how it grows with each context token
+    above_floor: bool  # the prediction is above the limit whatever the context
 
 
 class CalibratedCost:
@@ -75,8 +80,8 @@ class CalibratedCost:
         terms = step_row(work_row(features, self._recent), self._graphs)
         step_ns = sum([a * b for a, b in zip(terms, self._step_ns, strict=True)])
         if self._noise is not None:
-            eager = self._graphs.is_eager(features.num_tokens, True)
-            step_ns *= 1 + self._noise.peek(2 if eager else 1, 1)[0]
+            kind = kind_of(self._graphs, features.num_tokens, True)
+            step_ns *= 1 + self._noise.peek(kind, 1)[0]
         floor_ns = self._physics.floor_ns(self._physics.step_work(features))
         return int(max(step_ns, floor_ns) + self._gap_ns(features.num_sampled)) + 1
 
@@ -106,9 +111,7 @@ class CalibratedCost:
         if self._is_outside(features, steps):
             self.num_extrapolated += steps
         if self._noise is not None:
-            kind = 0
-            if features.chunks:
-                kind = 2 if self._graphs.is_eager(features.num_tokens, True) else 1
+            kind = kind_of(self._graphs, features.num_tokens, bool(features.chunks))
             self._noise.advance(kind, steps)
         if features.chunks:
             self._recent = next_recent(self._recent, features.num_chunk_tokens)
@@ -170,9 +173,10 @@ class CalibratedCost:
             physics.kv_token_bytes / sheet.memory_bytes_per_s * 1e9,
             physics.pair_flops / sheet.flops_per_s * 1e9,
         )
-        starts_above = fixed >= physics.floor_ns(physics.step_work(empty))
-        above = starts_above and self._kv_ns >= max(slopes)
-        rows = _Rows(fixed, self._gap_ns(num_rows), with_recent - fixed, above)
+        floor_ns, slope = physics.floor_ns(physics.step_work(empty)), max(slopes)
+        above = fixed >= floor_ns and self._kv_ns >= slope
+        gap_ns = self._gap_ns(num_rows)
+        rows = _Rows(fixed, gap_ns, with_recent - fixed, floor_ns, slope, above)
         self._rows[num_rows] = rows
         return rows
 
@@ -185,9 +189,11 @@ class CalibratedCost:
         times = []
         for context, error in zip(contexts, noise, strict=True):
             time_ns = (first + context * self._kv_ns + recent * rows.recent_ns) * (1 + error)
-            num_rows = contexts.step
-            work = physics.step_work(StepFeatures(num_rows, context, (), num_rows, shared))
-            times.append(int(max(time_ns, physics.floor_ns(work)) + rows.gap_ns + 1))
+            if time_ns < rows.floor_ns + context * rows.floor_slope_ns:
+                num_rows = contexts.step
+                work = physics.step_work(StepFeatures(num_rows, context, (), num_rows, shared))
+                time_ns = max(time_ns, physics.floor_ns(work))
+            times.append(int(time_ns + rows.gap_ns + 1))
             recent = _decayed(recent, 1)
         return times
 
@@ -207,26 +213,32 @@ class CalibratedCost:
 class Noise:
     """Draws relative errors of steps as they were on one of the calibration logs.
 
-    The log is drawn once, because runs differ from one another by more than their steps do; then
-    blocks of consecutive errors are drawn for each kind of step.
+    Runs differ from one another by more than their steps do. So a replicate draws one log, takes
+    blocks of consecutive errors from it, and shifts them all by what a further run may be off by:
+    Student's prediction interval from the means of the logs.
     """
 
     def __init__(self, sources: tuple[NoiseSource, ...], seed: int) -> None:
         usable = [source for source in sources if any(source.kinds)]
-        if not usable:
-            raise InputError("the profile holds no held-out errors: it was made from a single log")
+        if len(usable) < 2:
+            raise InputError("the profile holds no held-out errors of two or more logs")
         self._random = random.Random(seed)
         self._seed = seed
         self._source = source = self._random.choice(usable)
         # A log without steps of some kind lends those of another.
         self._blocks = [blocks or max(source.kinds, key=len) for blocks in source.kinds]
-        self._ahead: tuple[list[float], ...] = ([], [], [])
+        self._ahead: list[list[float]] = [[] for _ in self._blocks]
+        means, count = [source.mean for source in usable], len(usable)
+        spread = statistics.stdev(means) * math.sqrt(1 + 1 / count)
+        chi_square = self._random.gammavariate((count - 1) / 2, 2)
+        student = self._random.gauss() / math.sqrt(chi_square / (count - 1))
+        self._shift = statistics.fmean(means) + student * spread - source.mean
 
     def peek(self, kind: int, count: int) -> list[float]:
         """Errors of the next steps of a kind."""
         ahead, blocks = self._ahead[kind], self._blocks[kind]
         while len(ahead) < count:
-            ahead.extend(self._random.choice(blocks))
+            ahead.extend([error + self._shift for error in self._random.choice(blocks)])
         return ahead[:count]
 
     def advance(self, kind: int, count: int) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from engine.core.errors import InputError
+from sim.calibration.evaluate import Fit, Fold, evaluate
 from sim.calibration.samples import Floats, Samples
 from sim.calibration.terms import Graphs, host_matrix, step_matrix
 
@@ -20,36 +19,6 @@ DECODE_HUBER, MIXED_HUBER, GAP_HUBER = 0.1, 0.3, 0.1
 MIXED_WEIGHT = 0.5
 ITERATIONS = 20
 MIN_STEPS = 200
-KINDS = ("decode", "mixed_graph", "mixed_eager")
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """Coefficients in ns, aligned with `STEP_TERMS` and `HOST_TERMS`."""
-
-    step_ns: Floats
-    host_ns: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class StepError:
-    """Errors of predicted step times: mean absolute, mean, and of the total time, in percent."""
-
-    num_steps: int
-    mape: float
-    bias: float
-    time_bias: float
-
-
-@dataclass(frozen=True, slots=True)
-class Fold:
-    """A log and its errors under the model that was fitted to all others."""
-
-    name: str
-    fit: Fit
-    errors: dict[str, StepError]
-    gap_error: float  # predicted minus recorded host time between steps, % of the busy time
-    relative: Floats  # recorded / predicted - 1 of each step
 
 
 def fit_steps(logs: Sequence[Samples], graphs: Graphs) -> Fit:
@@ -105,39 +74,9 @@ def _huber(
         error = np.maximum(np.abs(predicted - target) / scale, tolerance)
         current = weights / scale * np.sqrt(tolerance / error)
     # A term that no step had says nothing about steps that have it.
-    coefficients = solution / units
+    coefficients: Floats = solution / units
     coefficients[terms.max(axis=0) == 0] = 0.0
     return coefficients
-
-
-def predict(samples: Samples, fit: Fit, graphs: Graphs) -> tuple[Floats, Floats]:
-    """Predicted durations and gaps, in ns."""
-    return step_matrix(samples, graphs) @ fit.step_ns, host_matrix(samples) @ fit.host_ns
-
-
-def kinds(samples: Samples, graphs: Graphs) -> NDArray[np.int64]:
-    """Index into `KINDS` of each step."""
-    mixed = samples.is_mixed
-    tokens = samples.column("num_decodes") + samples.column("chunk_tokens")
-    eager = np.array(
-        [
-            graphs.is_eager(int(count), bool(is_mixed))
-            for count, is_mixed in zip(tokens, mixed, strict=True)
-        ],
-        dtype=bool,
-    )
-    return np.where(mixed, np.where(eager, 2, 1), 0)
-
-
-def step_error(predicted: Floats, recorded: Floats) -> StepError:
-    """Errors of these steps."""
-    relative = predicted / recorded - 1
-    return StepError(
-        len(recorded),
-        100 * float(np.abs(relative).mean()),
-        100 * float(relative.mean()),
-        100 * float(predicted.sum() / recorded.sum() - 1),
-    )
 
 
 def leave_one_out(logs: Sequence[Samples], graphs: Graphs) -> list[Fold]:
@@ -149,24 +88,3 @@ def leave_one_out(logs: Sequence[Samples], graphs: Graphs) -> list[Fold]:
         fit = fit_steps([log for place, log in enumerate(logs) if place != index], graphs)
         folds.append(evaluate(held_out, fit, graphs))
     return folds
-
-
-def evaluate(samples: Samples, fit: Fit, graphs: Graphs) -> Fold:
-    """Errors of a fit on one log."""
-    durations, gaps = predict(samples, fit, graphs)
-    kind = kinds(samples, graphs)
-    groups = {
-        "decode": kind == 0,
-        "mixed": kind > 0,
-        "mixed_graph": kind == 1,
-        "mixed_eager": kind == 2,
-    }
-    errors = {
-        name: step_error(durations[rows], samples.duration_ns[rows])
-        for name, rows in groups.items()
-        if rows.any()
-    }
-    known = np.isfinite(samples.gap_ns)
-    busy = (samples.duration_ns + samples.gap_ns)[known].sum()
-    gap_error = 100 * float((gaps - samples.gap_ns)[known].sum() / busy) if known.any() else 0.0
-    return Fold(samples.name, fit, errors, gap_error, samples.duration_ns / durations - 1)

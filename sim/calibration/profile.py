@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.errors import ConfigError, InputError
+from sim.calibration.evaluate import KINDS
 from sim.calibration.terms import HOST_TERMS, STEP_TERMS, Graphs, Term
 from sim.hardware import Hardware
 from sim.models import ModelShape
@@ -36,10 +37,12 @@ class Target:
 class NoiseSource:
     """Relative errors of held-out predictions of one log, in step order, in blocks per kind.
 
-    Blocks keep the slow drift of a machine's host speed. `kinds[k]` are the blocks of `KINDS[k]`.
+    Blocks keep the slow drift of a machine's host speed. `kinds[k]` are the blocks of `KINDS[k]`;
+    `mean` is the error of the log's total time.
     """
 
     name: str
+    mean: float
     kinds: tuple[tuple[tuple[float, ...], ...], ...]
 
 
@@ -173,6 +176,7 @@ def to_json(profile: Profile) -> dict[str, Any]:
         "noise": [
             {
                 "log": source.name,
+                "mean": round(source.mean, 6),
                 # Parts in 10,000 and one text per block keep the file small.
                 "blocks": [
                     [" ".join(str(round(1e4 * error)) for error in block) for block in blocks]
@@ -234,9 +238,11 @@ def _noise_from_json(source: Mapping[str, Any]) -> NoiseSource:
         tuple(tuple(int(part) / 1e4 for part in block.split()) for block in blocks)
         for blocks in source["blocks"]
     )
-    if len(kinds) != 3 or any(error <= -1 for kind in kinds for block in kind for error in block):
-        raise ValueError("noise blocks are not those of three kinds of steps")
-    return NoiseSource(str(source["log"]), kinds)
+    if len(kinds) != len(KINDS) or any(
+        error <= -1 for kind in kinds for block in kind for error in block
+    ):
+        raise ValueError("noise blocks are not those of the kinds of steps")
+    return NoiseSource(str(source["log"]), float(source["mean"]), kinds)
 
 
 def check_dtype(dtype: str) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 from sim.calibration.build import Calibration
-from sim.calibration.fit import Fold, kinds
+from sim.calibration.evaluate import Fold, kinds
 from sim.calibration.pages import figures, page, scatter_chart, table
 from sim.calibration.samples import Floats
 from sim.calibration.terms import HOST_TERMS, STEP_TERMS
 
-_SHOWN = ("decode", "mixed", "mixed_graph", "mixed_eager")
+_SHOWN = ("decode", "mixed", "mixed_graph", "mixed_eager", "mixed_large")
 
 
 def render_calibration(result: Calibration) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sim.calibration.build import fold_json
-from sim.calibration.fit import Fold
+from sim.calibration.evaluate import Fold, fold_json
 from sim.calibration.profile import Profile
 from sim.validation.outcome import LATENCIES, LOADS, STATISTICS, Outcome
 from sim.validation.predicted import Intervals

@@ -1,0 +1,103 @@
+"""Errors of a fit on a log."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.calibration.samples import Floats, Samples
+from sim.calibration.terms import Graphs, host_matrix, step_matrix
+
+# Above so many tokens the device takes longer than the host needs to launch its kernels.
+DEVICE_BOUND_TOKENS = 1536
+KINDS = ("decode", "mixed_graph", "mixed_eager", "mixed_large")
+
+
+def kind_of(graphs: Graphs, num_tokens: int, mixed: bool) -> int:
+    """Index into `KINDS`: kinds of steps whose times scatter in different ways."""
+    if not mixed:
+        return 0
+    if num_tokens >= DEVICE_BOUND_TOKENS:
+        return 3
+    return 2 if graphs.is_eager(num_tokens, mixed) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Coefficients in ns, aligned with `STEP_TERMS` and `HOST_TERMS`."""
+
+    step_ns: Floats
+    host_ns: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class StepError:
+    """Errors of predicted step times: mean absolute, mean, and of the total time, in percent."""
+
+    num_steps: int
+    mape: float
+    bias: float
+    time_bias: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """A log and its errors under the model that was fitted to all others."""
+
+    name: str
+    fit: Fit
+    errors: dict[str, StepError]
+    gap_error: float  # predicted minus recorded host time between steps, % of the busy time
+    relative: Floats  # recorded / predicted - 1 of each step
+
+
+def predict(samples: Samples, fit: Fit, graphs: Graphs) -> tuple[Floats, Floats]:
+    """Predicted durations and gaps, in ns."""
+    return step_matrix(samples, graphs) @ fit.step_ns, host_matrix(samples) @ fit.host_ns
+
+
+def kinds(samples: Samples, graphs: Graphs) -> NDArray[np.int64]:
+    """Index into `KINDS` of each step."""
+    tokens = samples.column("num_decodes") + samples.column("chunk_tokens")
+    pairs = zip(tokens.tolist(), samples.is_mixed.tolist(), strict=True)
+    return np.array([kind_of(graphs, int(count), mixed) for count, mixed in pairs], dtype=np.int64)
+
+
+def step_error(predicted: Floats, recorded: Floats) -> StepError:
+    """Errors of these steps."""
+    relative = predicted / recorded - 1
+    return StepError(
+        len(recorded),
+        100 * float(np.abs(relative).mean()),
+        100 * float(relative.mean()),
+        100 * float(predicted.sum() / recorded.sum() - 1),
+    )
+
+
+def evaluate(samples: Samples, fit: Fit, graphs: Graphs) -> Fold:
+    """Errors of a fit on one log."""
+    durations, gaps = predict(samples, fit, graphs)
+    kind = kinds(samples, graphs)
+    groups = {"decode": kind == 0, "mixed": kind > 0}
+    groups.update({name: kind == index for index, name in enumerate(KINDS) if index})
+    errors = {
+        name: step_error(durations[rows], samples.duration_ns[rows])
+        for name, rows in groups.items()
+        if rows.any()
+    }
+    known = np.isfinite(samples.gap_ns)
+    busy = (samples.duration_ns + samples.gap_ns)[known].sum()
+    gap_error = 100 * float((gaps - samples.gap_ns)[known].sum() / busy) if known.any() else 0.0
+    return Fold(samples.name, fit, errors, gap_error, samples.duration_ns / durations - 1)
+
+
+def fold_json(fold: Fold) -> dict[str, Any]:
+    """Held-out errors of a log, rounded for people."""
+    errors = {
+        kind: {key: round(value, 3) for key, value in asdict(error).items()}
+        for kind, error in fold.errors.items()
+    }
+    return {"log": fold.name, "percent": errors, "gap_percent_of_time": round(fold.gap_error, 3)}
