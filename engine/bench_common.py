@@ -17,6 +17,7 @@ from pathlib import Path
 from engine.core.errors import InputError
 from engine.llm import LLM
 from engine.model_tools.presets import PRESETS
+from engine.rank_probe import PEAK_MEMORY_BYTES
 from engine.step_loop import StepEvents
 
 # Decode steps are grouped by batch size up to these limits.
@@ -61,22 +62,16 @@ def _kind(events: StepEvents) -> str:
 
 def provenance(llm: LLM) -> dict[str, object]:
     """Machine, versions, commit and options that the numbers belong to."""
+    peaks = [json.loads(answer) for answer in llm.executor.ask(PEAK_MEMORY_BYTES)]
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": current_commit(),
         "engine": asdict(llm.info),
         "options": asdict(llm.options),
-        "peak_memory_bytes": peak_memory_bytes(),
+        # Of the CUDA allocator; None on a CPU.
+        "peak_memory_bytes": max(peaks, key=lambda peak: peak or 0),
+        "peak_memory_bytes_by_rank": peaks,
     }
-
-
-def peak_memory_bytes() -> int | None:
-    """Peak of this process's CUDA allocator; None without CUDA or where ranks hold the memory."""
-    import torch
-
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return None
-    return torch.cuda.max_memory_allocated()
 
 
 def current_commit() -> str | None:

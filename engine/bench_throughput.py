@@ -11,10 +11,14 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from engine.cli_options import add_engine_options, engine_options
 from engine.model_tools.presets import PRESETS
 from engine.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from engine.llm import LLM
 
 _LARGEST_ID = 10000
 
@@ -93,39 +97,47 @@ def main(argv: Sequence[str]) -> int:
 
 def run(options: dict[str, object], workload: Workload, num_passes: int) -> dict[str, object]:
     """Starts an engine, runs the passes and returns the record."""
-    from engine.bench_common import StepStatistics, provenance
     from engine.llm import LLM
 
     started = time.perf_counter()
     with LLM(**options) as llm:  # type: ignore[arg-type]
         start_up_s = time.perf_counter() - started
-        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4), use_tqdm=False)
-        passes = []
-        for number in range(num_passes):
-            statistics = StepStatistics()
-            llm.on_step = statistics.add
-            prompts = workload.variant(number, llm.model_config.vocab_size)
-            begin = time.perf_counter()
-            outputs = llm.generate(prompts, workload.params(), use_tqdm=False)
-            seconds = time.perf_counter() - begin
-            num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-            passes.append(
-                {
-                    "seconds": seconds,
-                    "output_tokens": num_tokens,
-                    "output_tokens_per_s": num_tokens / seconds,
-                    "steps": statistics.summary(),
-                    "preemptions": sum(output.metrics.num_preemptions for output in outputs),
-                }
-            )
-        counted = passes[1:] or passes
-        best = max(counted, key=lambda item: float(item["output_tokens_per_s"]))  # type: ignore[arg-type]
-        return {
-            "benchmark": "throughput",
-            "output_tokens_per_s": best["output_tokens_per_s"],
-            "start_up_s": start_up_s,
-            "num_prompt_tokens": workload.num_prompt_tokens,
-            "num_output_tokens": workload.num_output_tokens,
-            "passes": passes,
-            **provenance(llm),
-        }
+        return {"start_up_s": start_up_s, **measure(llm, workload, num_passes)}
+
+
+def measure(llm: LLM, workload: Workload, num_passes: int) -> dict[str, object]:
+    """The record of a running engine; the best pass after the first counts."""
+    from engine.bench_common import provenance
+
+    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4), use_tqdm=False)
+    passes = [_run_pass(llm, workload, number) for number in range(num_passes)]
+    counted = passes[1:] or passes
+    best = max(counted, key=lambda item: float(item["output_tokens_per_s"]))  # type: ignore[arg-type]
+    return {
+        "benchmark": "throughput",
+        "output_tokens_per_s": best["output_tokens_per_s"],
+        "num_prompt_tokens": workload.num_prompt_tokens,
+        "num_output_tokens": workload.num_output_tokens,
+        "passes": passes,
+        **provenance(llm),
+    }
+
+
+def _run_pass(llm: LLM, workload: Workload, number: int) -> dict[str, object]:
+    from engine.bench_common import StepStatistics
+
+    statistics = StepStatistics()
+    prompts = workload.variant(number, llm.model_config.vocab_size)
+    llm.on_step = statistics.add
+    begin = time.perf_counter()
+    outputs = llm.generate(prompts, workload.params(), use_tqdm=False)
+    seconds = time.perf_counter() - begin
+    llm.on_step = None
+    num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+    return {
+        "seconds": seconds,
+        "output_tokens": num_tokens,
+        "output_tokens_per_s": num_tokens / seconds,
+        "steps": statistics.summary(),
+        "preemptions": sum(output.metrics.num_preemptions for output in outputs),
+    }

@@ -34,6 +34,9 @@ class Executor(Protocol):
     def reset(self) -> None:
         """Forgets all steps under way; never raises."""
 
+    def ask(self, question: str) -> list[str]:
+        """Every rank's answer to a question of `engine.rank_probe`."""
+
     def close(self) -> None:
         """Frees everything; idempotent."""
 
@@ -43,11 +46,13 @@ class LocalExecutor:
 
     def __init__(self, options: EngineOptions) -> None:
         from engine.parallel.group import TpGroup
+        from engine.rank_probe import RankProbe
         from engine.runner import ModelRunner
         from engine.start import resolve_device
 
         self.runner = ModelRunner(options, TpGroup(), resolve_device(options, 0))
         self.info = self.runner.info
+        self._probe = RankProbe(self.runner)
 
     @property
     def is_dead(self) -> bool:
@@ -65,6 +70,10 @@ class LocalExecutor:
     def reset(self) -> None:
         """Forgets the steps under way."""
         self.runner.drop_steps()
+
+    def ask(self, question: str) -> list[str]:
+        """The one runner's answer."""
+        return [self._probe.answer(question)]
 
     def close(self) -> None:
         """Frees the model and the KV cache."""

@@ -94,6 +94,11 @@ class LLM:
         """The kernel, for inspection only."""
         return self._loop.scheduler
 
+    @property
+    def executor(self) -> Executor:
+        """Where steps are computed, for inspection only."""
+        return self._executor
+
     # One call for many prompts ---------------------------------------------------------------
 
     def generate(

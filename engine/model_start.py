@@ -169,8 +169,6 @@ def _profile(options: EngineOptions, loaded: LoadedModel, max_rows: int) -> Memo
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     weight_bytes = torch.cuda.memory_allocated(device)
-    free, total = torch.cuda.mem_get_info(device)
-    other_bytes = total - free - torch.cuda.memory_reserved(device)
     try:
         prefill_peak = _peak_of(device, partial(warm_up_prefill, options, loaded))
         decode_peak = _peak_of(device, partial(warm_up_decode, options, loaded, max_rows))
@@ -179,12 +177,15 @@ def _profile(options: EngineOptions, loaded: LoadedModel, max_rows: int) -> Memo
         plain_peak = _peak_of(device, partial(sampling, filtered=False))
         filtered_peak = _peak_of(device, partial(sampling, filtered=True))
     except torch.OutOfMemoryError as error:
+        other_bytes, total = _other_bytes(device)
         raise OutOfMemoryAtStart(
             f"the warm-up does not fit: {total:,} bytes in all, {other_bytes:,} used by others, "
             f"{weight_bytes:,} weights; lower max_num_batched_tokens="
             f"{options.max_num_batched_tokens} or max_num_seqs={options.max_num_seqs}: {error}"
         ) from error
     torch.cuda.empty_cache()
+    # After the warm-up, which loads kernels and makes NCCL allocate its buffers.
+    other_bytes, total = _other_bytes(device)
     graph_bytes = 0
     if not options.enforce_eager:
         num_graphs = _GRAPHS_PER_SIZE * len(graph_batch_sizes(max_rows))
@@ -197,6 +198,12 @@ def _profile(options: EngineOptions, loaded: LoadedModel, max_rows: int) -> Memo
         sampling_peak_bytes=max(filtered_peak, decode_peak),
         graph_bytes=graph_bytes,
     )
+
+
+def _other_bytes(device: torch.device) -> tuple[int, int]:
+    """What the device holds outside this process's allocator, and its size."""
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free - torch.cuda.memory_reserved(device), total
 
 
 def _peak_of(device: torch.device, work: Callable[[], None]) -> int:

@@ -21,9 +21,9 @@ from engine.core.errors import LockstepError
 from engine.options import EngineOptions
 from engine.parallel.messages import decode_result, encode_command
 from engine.parallel.worker import (
+    ASK,
     CLOSE,
     COLLECT,
-    DIGEST,
     FAILED,
     REFUSED,
     RESET,
@@ -34,8 +34,9 @@ from engine.parallel.worker import (
 from engine.runner_info import RunnerInfo
 
 _CLOSE_TIMEOUT_S = 10.0
-# After one rank broke off, the traceback of the rank that failed first may still be on its way.
-_CAUSE_TIMEOUT_S = 2.0
+# After one rank broke off, the traceback of the rank that failed first may still be on its way,
+# or the system still frees the device of a rank that was killed, which ends only then.
+_CAUSE_TIMEOUT_S = 10.0
 
 
 class WorkerFailed(LockstepError):
@@ -50,15 +51,15 @@ class TpExecutor:
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
         self._closed = False
-        folder = tempfile.mkdtemp(prefix="lockstep-")
+        # NCCL's monitor threads look at the rendezvous file for as long as the group lives, and
+        # wait for it, until the timeout, if it is gone.
+        self._folder = tempfile.mkdtemp(prefix="lockstep-")
         try:
-            self._spawn(options, os.path.join(folder, "rendezvous"))
+            self._spawn(options, os.path.join(self._folder, "rendezvous"))
             ready = [self._receive(rank) for rank in range(len(self._pipes))]
         except BaseException:
             self._kill()
             raise
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
         self.info = RunnerInfo.from_json(ready[0].decode())
 
     def _spawn(self, options: EngineOptions, rendezvous: str) -> None:
@@ -107,9 +108,9 @@ class TpExecutor:
             while self._receive(0) != RESET:
                 pass
 
-    def state_digests(self) -> list[str]:
-        """Per rank a digest of block tables and last tokens; equal unless there is a bug."""
-        self._broadcast(DIGEST)
+    def ask(self, question: str) -> list[str]:
+        """Every rank's answer to a question of `engine.rank_probe`."""
+        self._broadcast(ASK + question.encode())
         return [self._receive(rank).decode() for rank in range(len(self._pipes))]
 
     def close(self) -> None:
@@ -205,3 +206,4 @@ class TpExecutor:
         for pipe in self._pipes:
             pipe.close()
         self._processes, self._pipes = [], []
+        shutil.rmtree(self._folder, ignore_errors=True)

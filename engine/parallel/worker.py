@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import shutil
 import signal
 import traceback
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from multiprocessing.connection import Connection
 from engine.core.errors import LockstepError
 from engine.options import EngineOptions
 
-STEP, COLLECT, RESET, DIGEST, CLOSE = b"S", b"C", b"R", b"D", b"Q"
+STEP, COLLECT, RESET, ASK, CLOSE = b"S", b"C", b"R", b"A", b"Q"
 READY, RESULT, FAILED, REFUSED = b"r", b"t", b"f", b"e"
 
 
@@ -39,7 +40,9 @@ def worker_main(place: WorkerPlace, options: EngineOptions, pipe: Connection) ->
     try:
         _serve(place, options, pipe)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        os._exit(0)  # the engine is gone
+        # The engine is gone and can no longer tidy up.
+        shutil.rmtree(os.path.dirname(place.rendezvous), ignore_errors=True)
+        os._exit(0)
     except LockstepError as error:
         # The user's mistake; the engine raises it again as if it had happened there.
         _send(pipe, REFUSED + pickle.dumps(error))
@@ -61,6 +64,7 @@ def _serve(place: WorkerPlace, options: EngineOptions, pipe: Connection) -> None
 
     from engine.parallel.group import TpGroup
     from engine.parallel.messages import decode_command, encode_result
+    from engine.rank_probe import RankProbe
     from engine.runner import ModelRunner
     from engine.start import resolve_device
 
@@ -81,6 +85,7 @@ def _serve(place: WorkerPlace, options: EngineOptions, pipe: Connection) -> None
         device_id=device if on_gpu else None,
     )
     runner = ModelRunner(options, TpGroup(place.rank, place.size), device)
+    probe = RankProbe(runner)
     pipe.send_bytes(READY + runner.info.to_json().encode())
     while True:
         message = pipe.recv_bytes()
@@ -95,8 +100,8 @@ def _serve(place: WorkerPlace, options: EngineOptions, pipe: Connection) -> None
             runner.drop_steps()
             if place.rank == 0:
                 pipe.send_bytes(RESULT + RESET)
-        elif kind == DIGEST:
-            pipe.send_bytes(RESULT + runner.state_digest().encode())
+        elif kind == ASK:
+            pipe.send_bytes(RESULT + probe.answer(payload.decode()).encode())
         elif kind == CLOSE:
             break
         else:

@@ -9,6 +9,7 @@ from llm_testing import tokens_of
 
 from engine.cli import main as cli
 from engine.llm import LLM
+from engine.rank_probe import STATE_DIGEST
 from engine.sampling import SamplingParams
 
 PROMPTS = [
@@ -72,7 +73,7 @@ def test_three_ranks_share_the_nine_heads(folder, expected):
     params = SamplingParams(temperature=0.0, max_tokens=8)
     with LLM(folder, device="cpu", max_model_len=64, max_num_seqs=4, tensor_parallel_size=3) as llm:
         outputs = llm.generate(PROMPTS, params, use_tqdm=False)
-        digests = llm._executor.state_digests()
+        digests = llm.executor.ask(STATE_DIGEST)
     assert tokens_of(outputs) == [ids[:8] for ids, _ in expected]
     assert len(set(digests)) == 1
 

@@ -14,6 +14,7 @@ from engine.cli import main as cli
 from engine.core.errors import ConfigError
 from engine.llm import EngineClosed
 from engine.models.errors import WeightError
+from engine.rank_probe import STATE_DIGEST
 from engine.sampling import SamplingParams
 from engine.step_loop import StepFailed
 
@@ -62,8 +63,8 @@ def test_two_ranks_say_what_one_says(folder, tmp_path, policy, asynchronous):
         expected = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
     with start(folder, **options, tensor_parallel_size=2, step_log=str(log)) as llm:
         outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
-        digests = llm._executor.state_digests()
-        pids = llm._executor.worker_pids
+        digests = llm.executor.ask(STATE_DIGEST)
+        pids = llm.executor.worker_pids
     assert tokens_of(outputs) == tokens_of(expected)
     assert sum(output.metrics.num_preemptions for output in outputs) > 0
     assert digests[0] == digests[1]
@@ -98,7 +99,7 @@ def test_a_broken_checkpoint_ends_the_start_with_the_cause(folder, tmp_path):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_ends_the_call_and_leaves_nothing(folder, rank):
     with start(folder, tensor_parallel_size=2) as llm:
-        pids = llm._executor.worker_pids
+        pids = llm.executor.worker_pids
         llm.add_requests(PROMPTS, greedy(80))
         for _ in range(3):
             llm.step()
@@ -116,8 +117,8 @@ def test_a_killed_rank_ends_the_call_and_leaves_nothing(folder, rank):
 
 def test_a_rank_that_raises_ends_the_call_with_its_traceback(folder):
     with start(folder, tensor_parallel_size=2) as llm:
-        pids = llm._executor.worker_pids
-        llm._executor._pipes[1].send_bytes(b"?")  # a message that no rank knows
+        pids = llm.executor.worker_pids
+        llm.executor._pipes[1].send_bytes(b"?")  # a message that no rank knows
         with pytest.raises(StepFailed) as caught:
             for _ in range(1000):
                 llm.generate(PROMPTS, greedy(), use_tqdm=False)
