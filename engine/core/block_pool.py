@@ -112,7 +112,7 @@ class BlockPool:
         """Makes a block of a table findable under its key; copies are all kept (K3)."""
         assert self._nodes[block_id] is None, "K3: a block has one key"
         self._nodes[block_id] = node
-        node.blocks.append(block_id)
+        node.blocks += (block_id,)
         node.pins += 1
 
     def unregister(self, block_id: int) -> None:
@@ -120,5 +120,5 @@ class BlockPool:
         node = self._nodes[block_id]
         if node is not None:
             self._nodes[block_id] = None
-            node.blocks.remove(block_id)
+            node.blocks = tuple([copy for copy in node.blocks if copy != block_id])
             self._index.unpin(node)

@@ -168,15 +168,14 @@ class MixesExtraKeys(Planted):
 
 class _OneBlockPerKeyPool(BlockPool):
     def register(self, block_id: int, node: ChainNode) -> None:
-        node.blocks.clear()
+        node.blocks = ()
         super().register(block_id, node)
 
     def unregister(self, block_id: int) -> None:
         node = self._nodes[block_id]
         if node is not None:
             self._nodes[block_id] = None
-            if block_id in node.blocks:
-                node.blocks.remove(block_id)
+            node.blocks = tuple([copy for copy in node.blocks if copy != block_id])
             self._index.unpin(node)
 
 
