@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from engine.attention.base import AttentionMetadata
-from engine.layers.rope import cos_sin_table
 from torch import Tensor
 
+from engine.attention.base import AttentionMetadata
+from engine.layers.rope import cos_sin_table
 from golden.forced import ForcedRunner
 from golden.models import Defect
 

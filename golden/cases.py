@@ -59,6 +59,7 @@ TINY_MODELS = (
     _tiny("qwen3-gqa-tied", "Qwen3", tie_word_embeddings=True),
     _tiny("qwen3-untied-bias-yarn", "Qwen3", attention_bias=True, rope_parameters=YARN_ROPE),
     _tiny("qwen3-wide-head", "Qwen3", head_dim=32, num_key_value_heads=2),
+    _tiny("qwen3-long", "Qwen3", max_position_embeddings=2048),
     _tiny("qwen2-bias", "Qwen2"),
     _tiny("qwen2-tied-mha", "Qwen2", tie_word_embeddings=True, num_key_value_heads=8),
     _tiny("llama-gqa", "Llama"),
@@ -147,9 +148,7 @@ def random_batch(
     twin = batch[-1]
     keep = len(twin.prompt) - 3
     tail = random_sequence("tail", vocab_size, 3, forced_len, 999)
-    shared = ForcedSequence(
-        f"shared-prefix-{keep}", twin.prompt[:keep] + tail.prompt, tail.forced
-    )
+    shared = ForcedSequence(f"shared-prefix-{keep}", twin.prompt[:keep] + tail.prompt, tail.forced)
     return [*batch, shared]
 
 
@@ -179,8 +178,9 @@ PROMPTS = {
     ),
     "multilingual": (
         "Der Zug nach München fährt um acht Uhr ab. Le marché ouvre tôt le samedi matin. "
-        "La biblioteca cierra a las nueve. 今日は雨が降っています。Поезд опаздывает на десять минут. "
-        "القهوة ساخنة. Η θάλασσα είναι ήρεμη. 오늘은 날씨가 좋습니다. Ça va très bien, merci, and you?"
+        "La biblioteca cierra a las nueve. 今日は雨が降っています。"
+        "Поезд опаздывает на десять минут. القهوة ساخنة. Η θάλασσα είναι ήρεμη. "
+        "오늘은 날씨가 좋습니다. Ça va très bien, merci, and you?"
     ),
 }
 

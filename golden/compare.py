@@ -133,7 +133,9 @@ class LogitComparison:
         columns += [*_errors(e, r, h), *rounding_slack(r, self._dtype)]
         columns += [top.values[:, 0] - top.values[:, 1], kl, hf_kl]
         flags = (chosen == best, hf_chosen == best, finite)
-        self._pieces.append(_Columns(*(c.double().cpu() for c in columns), *(f.cpu() for f in flags)))
+        self._pieces.append(
+            _Columns(*(c.double().cpu() for c in columns), *(f.cpu() for f in flags))
+        )
         self._names.append(name)
 
     def _divergences(self, r: Tensor, e: Tensor, h: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -177,7 +179,9 @@ def three_way(
     violations = []
     if bad.any():
         first = int(bad.nonzero()[0])
-        violations.append(f"error above bound in {int(bad.sum())} of {len(bad)} rows, first {first}")
+        violations.append(
+            f"error above bound in {int(bad.sum())} of {len(bad)} rows, first {first}"
+        )
     excess = (error.amax(-1) - slack_max) / hf_error.amax(-1).clamp(min=1e-30)
     has_yardstick = dtype != torch.float32
     pooled = float(error.mean() / hf_error.mean()) if float(hf_error.mean()) > 0 else 0.0

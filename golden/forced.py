@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 import torch
+from torch import Tensor
+
 from engine.commands import StepCommand
 from engine.core import KernelConfig, Prompt, Request, Scheduler, StepPlan, audit
 from engine.log_header import kernel_config
@@ -22,8 +24,6 @@ from engine.parallel.group import TpGroup
 from engine.runner import ModelRunner
 from engine.sampling import SamplingParams
 from engine.step_builder import RequestSampling, StepBuilder
-from torch import Tensor
-
 from golden.cases import ForcedSequence
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -226,9 +226,7 @@ class ForcedRunner:
             tokens = torch.tensor(forced, dtype=torch.int64, device=self.runner.device)
             self.runner.state.keep_sampled(len(forced), tokens)
 
-    def _record(
-        self, plan: StepPlan, command: StepCommand, observed: dict[str, Observed]
-    ) -> None:
+    def _record(self, plan: StepPlan, command: StepCommand, observed: dict[str, Observed]) -> None:
         num_decodes = command.num_decodes
         # Under a graph no Python of the model runs; the rows lie in the runner's buffer.
         hidden = self._step_hidden if plan.chunks else self.runner.hidden[:num_decodes]
@@ -269,5 +267,3 @@ def _sampled_rows(plan: StepPlan) -> list[tuple[str, int]]:
         if chunk.samples
     ]
     return rows
-
-

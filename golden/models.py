@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
+
 from engine.layers.weights import WeightSlice
 from engine.models.decoder import Decoder
 from engine.options import EngineOptions
-from torch import Tensor, nn
-
 from golden.cases import ForcedSequence
 from golden.compare import LogitComparison, LogitStats, Rules
 from golden.forced import GREEDY, ForcedRunner, Observed
@@ -85,21 +85,25 @@ def compare_outputs(
             stop = start + COMPARED_ROWS
             logits = runner.logits(hidden[start:stop])
             rows = torch.tensor(item.positions[start:stop], device=logits.device)
-            drawn = logits.argmax(dim=-1)
-            for place, position in enumerate(item.positions[start:stop]):
-                drawn[place] = item.drawn.get(position, int(drawn[place]))
+            best = logits.argmax(dim=-1).tolist()
+            drawn = [
+                item.drawn.get(position, token)
+                for position, token in zip(item.positions[start:stop], best, strict=True)
+            ]
             comparison.add(
                 name,
                 rows,
                 logits,
                 reference.truth[name].to(logits.device)[rows],
                 reference.yardstick(name, dtype, rows),
-                drawn,
+                torch.tensor(drawn, device=logits.device),
             )
     return comparison.finish()
 
 
-def engine_options(folder: Path, dtype: torch.dtype, device: str, **changes: object) -> EngineOptions:
+def engine_options(
+    folder: Path, dtype: torch.dtype, device: str, **changes: object
+) -> EngineOptions:
     """Options under which prompts are chunked, batched and share their prefixes."""
     settings: dict[str, object] = {
         "dtype": str(dtype).removeprefix("torch."),
@@ -153,5 +157,3 @@ def shards_of(
     by_rank = [{item.name: item for item in model.weight_slices()} for model in models]
     for name, item in by_rank[0].items():
         yield name, item.full_shape, [slices[name] for slices in by_rank]
-
-

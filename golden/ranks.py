@@ -21,14 +21,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
 from engine.core.errors import LockstepError
 from engine.options import EngineOptions
 from engine.parallel.group import TpGroup
-
 from golden.cases import ForcedSequence
 from golden.forced import ForcedRunner
 
 JOIN_TIMEOUT_S = 10.0
+# Rank, number of ranks, device type, rendezvous file, timeout in seconds.
+Place = tuple[int, int, str, str, float]
 
 
 class RankFailed(LockstepError):
@@ -143,9 +145,7 @@ def _end(processes: list[BaseProcess]) -> None:
         process.close()
 
 
-def _rank_main(
-    place: tuple[int, int, str, str, float], jobs: tuple[RankJob, ...], pipe: Connection
-) -> None:
+def _rank_main(place: Place, jobs: tuple[RankJob, ...], pipe: Connection) -> None:
     try:
         pipe.send(_run_jobs(place, jobs))
     except BaseException as error:
@@ -153,7 +153,9 @@ def _rank_main(
         os._exit(1)  # a collective may still hold a thread
 
 
-def _run_jobs(place: tuple[int, int, str, str, float], jobs: tuple[RankJob, ...]) -> list[RankReport]:
+def _run_jobs(
+    place: tuple[int, int, str, str, float], jobs: tuple[RankJob, ...]
+) -> list[RankReport]:
     import torch.distributed as dist
 
     rank, size, device_type, rendezvous, timeout_s = place

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from engine.core.errors import InputError
 from engine.start import device_name, installed_versions
-
 from golden.results import CaseResult, run_failed
 
 FORMAT = "lockstep-golden-1"

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 
+from engine.core.errors import ConfigError
 from golden.compare import LogitStats
 
 Measured = Mapping[str, float | int | str | bool]
@@ -68,13 +69,17 @@ def run_case(group: str, name: str, case: Case) -> Iterator[CaseResult]:
             now = time.perf_counter()
             yield _timed(result, now - started)
             started = now
+    except ConfigError as error:
+        # A backend that this machine lacks is no failure; any other refused option is.
+        if error.option != "attention_backend":
+            yield CaseResult(group, name, "error", f"ConfigError: {error}")
+        else:
+            yield skipped(group, name, str(error))
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         trace = traceback.format_exc(limit=-4)
         seconds = time.perf_counter() - started
-        yield CaseResult(
-            group, name, "error", text, measured={"traceback": trace}, seconds=seconds
-        )
+        yield CaseResult(group, name, "error", text, measured={"traceback": trace}, seconds=seconds)
 
 
 def _timed(result: CaseResult, seconds: float) -> CaseResult:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engine.options import EngineOptions
 from torch import nn
 
+from engine.options import EngineOptions
 from golden.cases import PROMPTS, ForcedSequence, long_text
 from golden.models import Reference, engine_options, rules_for, run_model
 from golden.reference import cast, load_hf

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
 from engine.attention.select import select_backend
 from engine.layers.sharding import padded_vocab_rows
 from engine.loader import load_weights
@@ -14,9 +17,6 @@ from engine.models.config import load_model_config
 from engine.models.decoder import Decoder
 from engine.options import EngineOptions
 from engine.parallel.group import TpGroup
-from safetensors.torch import load_file
-from torch import Tensor
-
 from golden.compare import FP32_ATOL, FP32_RTOL, LogitComparison
 from golden.forced import ForcedRunner, Observed
 from golden.models import Reference, rules_for, shards_of, sliced
@@ -61,9 +61,7 @@ def shard_result(name: str, models: Sequence[Decoder], full: dict[str, Tensor]) 
         num_replicated += partial and counts != {1}
         num_split += counts == {1}
     problems += _vocab_padding_problems(models)
-    return judged(
-        GROUP, name, problems, num_split=num_split, num_replicated_parts=num_replicated
-    )
+    return judged(GROUP, name, problems, num_split=num_split, num_replicated_parts=num_replicated)
 
 
 def _vocab_padding_problems(models: Sequence[Decoder]) -> list[str]:
@@ -109,7 +107,9 @@ def judge_ranks(name: str, reports: Sequence[RankReport]) -> CaseResult:
     problems = []
     for what in ("tables_digest", "device_digest", "logits_digest", "drawn"):
         differing = [
-            rank for rank, report in enumerate(reports) if getattr(report, what) != getattr(first, what)
+            rank
+            for rank, report in enumerate(reports)
+            if getattr(report, what) != getattr(first, what)
         ]
         if differing:
             problems.append(f"{what} of ranks {differing} differs from rank 0's")

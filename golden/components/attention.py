@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import torch
+from torch import Tensor
+
 from engine.attention.base import AttentionBackend, AttentionMetadata
 from engine.attention.select import select_backend
 from engine.core.errors import ConfigError
-from torch import Tensor
-
 from golden.compare import ErrorStats, three_way, worst_of
 from golden.components.layers import GROUP, Place, component_result, normal
 from golden.results import CaseResult, skipped

