@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sim.calibration.cost import MAX_OUTSIDE
 from sim.planning.capacity import Interval, SeedCapacity, interval_of
 from sim.planning.space import Candidate
 from sim.planning.study import Study
@@ -19,7 +20,8 @@ class Entry:
     """A configuration and everything that its runs have shown.
 
     `at_rate` are runs at the objective's rate, `curve` runs that only the plots need; `failure`
-    says why there is no answer.
+    says why there is no answer. `uncertain` ones serve the rate in the runs at it, but their
+    capacity is not above it for sure. `hint` is a guess of the capacity.
     """
 
     candidate: Candidate
@@ -27,6 +29,8 @@ class Entry:
     at_rate: list[TrialResult] = field(default_factory=list)
     curve: list[TrialResult] = field(default_factory=list)
     failure: str | None = None
+    uncertain: bool = False
+    hint: float | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -52,15 +56,31 @@ class Entry:
         found = [seed.tested[seed.low] for seed in self.seeds if seed.low is not None]
         return found or self.at_rate
 
+    def refuse_guesses(self) -> None:
+        """Fails a configuration whose runs left the range that its cost model was fitted in."""
+        outside = max((run.outside for run in self.runs_at_capacity()), default=0.0)
+        if outside > MAX_OUTSIDE and self.failure is None:
+            self.failure = (
+                f"{outside:.0%} of the steps at its capacity lie outside the calibrated range, at"
+                f" most {MAX_OUTSIDE:.0%} may; use another cost model, such as roofline"
+            )
+
     def complete_runs(self) -> list[TrialResult]:
         """All runs at some rate that were not stopped early."""
         runs = [run for seed in self.seeds for run in seed.tested.values()]
         return [run for run in (*runs, *self.at_rate, *self.curve) if not run.stopped]
 
     @property
+    def answered(self) -> bool:
+        """Whether it has a capacity and has not failed."""
+        return self.failure is None and self.capacity is not None
+
+    @property
     def serves(self) -> bool:
-        """Whether all runs at the objective's rate met the SLO."""
-        return bool(self.at_rate) and all(result.met for result in self.at_rate)
+        """Whether all runs at the objective's rate met the SLO, and nothing speaks against it."""
+        if self.failure is not None or self.uncertain or not self.at_rate:
+            return False
+        return all(result.met for result in self.at_rate)
 
     def goodput(self) -> float | None:
         """Requests per second within every limit, at the capacity."""

@@ -69,15 +69,17 @@ def answer(plan: Plan) -> str:
     capacity = best.capacity
     if capacity is None:
         return f"{what} serve {study.objective.rate:g} {unit}, capacity unknown"
-    text = f"{what} sustain{'s' if gpus == 1 else ''} {capacity:.4g} {unit}"
+    verb = "sustains" if gpus == 1 else "sustain"
+    spread = ""
     if interval is not None:
-        text += f" ({study.search.confidence:.0%}: {interval.low:.4g} to {interval.high:.4g})"
+        spread = f"{study.search.confidence:.0%}: {interval.low:.4g} to {interval.high:.4g}"
     confirmation = plan.confirmation
-    if confirmation is not None:
-        if confirmation.capacity != confirmation.searched:
-            text += f", {confirmation.capacity:.4g} in long runs"
-        text += f"; long runs with fresh seeds {_confirmed_text(confirmation)}"
-    return text
+    if confirmation is None:
+        return f"{what} {verb} {capacity:.4g} {unit} ({spread or 'one seed'}), not confirmed"
+    if confirmation.capacity != confirmation.searched:
+        spread = f"short runs {capacity:.4g}, {spread}"
+    text = f"{what} {verb} {confirmation.capacity:.4g} {unit} ({spread})"
+    return f"{text}; long runs with fresh seeds {_confirmed_text(confirmation)}"
 
 
 def _confirmed_text(confirmation: Confirmation) -> str:
@@ -128,7 +130,7 @@ def _row(entry: Entry, plan: Plan) -> list[str]:
     interval, capacity = entry.interval(study), entry.capacity
     if capacity is None and entry.at_rate:
         rate = study.objective.rate or 0.0
-        cells += [f"{'serves' if entry.serves else 'misses'} {rate:.4g}", "", ""]
+        cells += [f"{_at_rate(entry)} {rate:.4g}", "", ""]
     elif capacity is None:
         cells += ["none", "", ""]
     else:
@@ -140,6 +142,12 @@ def _row(entry: Entry, plan: Plan) -> list[str]:
     cells += ["-" if price is None else f"{price:.2f}", "-" if cost is None else f"{cost:.3f}"]
     cells += [number(latencies.get("p99 ttft")), number(latencies.get("p99 tpot"))]
     return [*cells, limit, resource]
+
+
+def _at_rate(entry: Entry) -> str:
+    if entry.uncertain:
+        return "unsure at"
+    return "serves" if entry.serves else "misses"
 
 
 def _study_document(plan: Plan) -> dict[str, Any]:
@@ -179,6 +187,7 @@ def _entry_document(entry: Entry, plan: Plan) -> dict[str, Any]:
         "cost_per_million_output_tokens": entry.cost_per_million_tokens(
             study, rate if entry.serves else None
         ),
+        "uncertain": entry.uncertain,
         "serves_rate": entry.serves if entry.at_rate else None,
         "latencies_ms": entry.mean_latencies_ms(),
         "usage": entry.mean_usage(),

@@ -21,7 +21,7 @@ from sim.planning.trial import Trial
 _SEEDS_PER_STUDY = 1000
 _FIRST_FRESH_SEED = 500
 _COARSE = 0.05
-_MAX_GROWTH = 3
+_MAX_ROUNDS = 3
 _CURVE = (0.5, 0.75, 1.1, 1.3)
 
 
@@ -76,11 +76,13 @@ class Planner:
             if auto:
                 entries = self._size(entries) + entries
         plan = Plan(self._study, self._source, ranked(entries, self._study), left_out)
-        if plan.best is not None:
+        for _ in range(_MAX_ROUNDS):
             self._settle_best(plan)
-            plan.entries = ranked(plan.entries, self._study)
-        if plan.best is not None and self._search.verify_seeds:
+            if plan.best is None or not self._search.verify_seeds:
+                break
             self._confirm(plan)
+            if not self._contradicted(plan):
+                break
         self._draw_curves(plan.entries)
         plan.warnings = list(self._warnings)
         return plan
@@ -154,7 +156,7 @@ class Planner:
         ]
 
     def _refine(self, entries: list[Entry]) -> list[Entry]:
-        best = [one for one in ranked(entries, self._study) if one.capacity is not None]
+        best = [one for one in ranked(entries, self._study) if one.answered]
         best = best[: self._search.keep]
         self._say(f"refining {len(best)} of {len(entries)} with {len(self._seeds)} seeds")
         self._find_capacities([(entry, None) for entry in best])
@@ -180,7 +182,9 @@ class Planner:
             entry.seeds = []
         for entry, answer in zip(owners, answers, strict=True):
             _add(entry, answer)
-        self._look_around([entry for entry, _ in wanted if entry.capacity is not None])
+        for entry, _ in wanted:
+            entry.refuse_guesses()
+        self._look_around([entry for entry, _ in wanted if entry.answered])
 
     def _look_around(self, entries: Sequence[Entry]) -> None:
         """Tests rates below and above the capacity with the first seed."""
@@ -209,7 +213,7 @@ class Planner:
         study = self._study
         rate = study.objective.rate
         assert rate is not None
-        refined = [entry for entry in entries if len(entry.seeds) > 1 and entry.capacity]
+        refined = [entry for entry in entries if len(entry.seeds) > 1 and entry.answered]
         self._say(f"sizing {len(refined)} configurations for {rate:g} {self._source.rate_unit}")
         searches, found = [], []
         for entry in refined:
@@ -239,6 +243,7 @@ class Planner:
             else:
                 assert isinstance(answer, list)
                 entry.at_rate = answer
+                entry.refuse_guesses()
             entries.append(entry)
         return entries
 
@@ -246,32 +251,48 @@ class Planner:
         """For `min_cost`: the capacity of the cheapest, which must exceed the rate for sure."""
         study = self._study
         rate = study.objective.rate
-        if study.objective.kind != "min_cost" or rate is None:
+        if rate is None:
             return
-        for _ in range(_MAX_GROWTH):
-            best = plan.best
-            if best is None:
-                return
+        while (best := plan.best) is not None:
             if len(best.seeds) < 2:
                 self._say(f"capacity of {best.candidate.name}")
-                self._find_capacities([(best, rounded(1.05 * rate))])
+                self._find_capacities([(best, rounded(0.97 * (best.hint or 1.1 * rate)))])
             interval = best.interval(study)
             if interval is None or interval.low >= rate:
-                return
+                break
+            best.uncertain = True
             best.notes.append(
-                f"serves {rate:g} in the runs tested, but with less than"
+                f"serves {rate:g} in the runs at it, but with less than"
                 f" {study.search.confidence:.0%} confidence"
             )
-            if AUTO not in study.axes.get("replicas", ()):
-                return
-            larger = best.candidate.scaled(best.candidate.replicas + 1)
-            (answer,) = self._run(
-                [(larger.name, rate_check(self._maker(larger), rate, self._seeds))]
-            )
-            if not isinstance(answer, list):
-                return
-            best.at_rate = []  # no longer an answer
-            plan.entries = ranked([Entry(larger, at_rate=answer), *plan.entries], study)
+            self._grow(plan, best)
+        plan.entries = ranked(plan.entries, study)
+
+    def _grow(self, plan: Plan, entry: Entry) -> None:
+        """Tries one copy more than in an entry that turned out too small."""
+        study = self._study
+        larger = entry.candidate.scaled(entry.candidate.replicas + 1)
+        known = any(one.candidate == larger for one in plan.entries)
+        if AUTO in study.axes.get("replicas", ()) and not known:
+            rate, hint = study.objective.rate, None
+            assert rate is not None
+            if entry.capacity is not None:
+                hint = entry.capacity * larger.replicas / entry.candidate.replicas
+            search = rate_check(self._maker(larger), rate, self._seeds)
+            (answer,) = self._run([(larger.name, search)])
+            if isinstance(answer, list):
+                plan.entries.append(Entry(larger, at_rate=answer, hint=hint))
+        plan.entries = ranked(plan.entries, study)
+
+    def _contradicted(self, plan: Plan) -> bool:
+        """Whether long runs put the capacity of the best below the rate it was to serve."""
+        best, rate, confirmation = plan.best, self._study.objective.rate, plan.confirmation
+        if best is None or rate is None or confirmation is None or confirmation.capacity >= rate:
+            return False
+        best.uncertain = True
+        best.notes.append(f"long runs put its capacity at {confirmation.capacity:.4g}")
+        self._grow(plan, best)
+        return True
 
     def _confirm(self, plan: Plan) -> None:
         best = plan.best
@@ -284,7 +305,7 @@ class Planner:
 
     def _draw_curves(self, entries: Sequence[Entry]) -> None:
         """Whole runs on both sides of the capacity, for the plots."""
-        wanted = [one for one in entries if len(one.seeds) > 1 and one.capacity is not None]
+        wanted = [one for one in entries if len(one.seeds) > 1 and one.answered]
         if not wanted:
             return
         self._say("drawing curves")
@@ -312,6 +333,7 @@ def merge_entries(entries: Iterable[Entry]) -> list[Entry]:
 def _entry(candidate: Candidate, answer: object) -> Entry:
     entry = Entry(candidate)
     _add(entry, answer)
+    entry.refuse_guesses()
     return entry
 
 

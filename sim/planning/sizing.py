@@ -48,7 +48,7 @@ def size_search(
         if objective.max_gpus is not None and larger.num_gpus() > objective.max_gpus:
             break
         results = yield from rate_check(maker(larger), rate, seeds)
-        tried[size] = Entry(larger, at_rate=results)
+        tried[size] = Entry(larger, at_rate=results, hint=size * capacity)
         if not tried[size].serves:
             size += 1
         elif size > 1 and rate / (size - 1) <= _SHARING * capacity:

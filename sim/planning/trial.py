@@ -19,6 +19,7 @@ from sim.planning.study import ON_OVERSIZE, Slo
 from sim.planning.usage import usage_of
 from sim.router import make_router
 from sim.server import Server
+from sim.setup import num_extrapolated
 
 _CHECKS_PER_RUN = 64
 
@@ -43,8 +44,9 @@ class TrialResult:
     """What a run showed; plain numbers, so that it can be kept as JSON.
 
     A run that was `stopped` early is certain to miss `binding`; its latencies and goodput are
-    unknown. `worst` is the largest ratio of a latency to its limit. `error` is set if the run
-    failed, and then nothing else holds.
+    unknown. `worst` is the largest ratio of a latency to its limit, `outside` the share of steps
+    outside the range of the cost model. `error` is set if the run failed, and then nothing else
+    holds.
     """
 
     rate: float | None
@@ -62,6 +64,7 @@ class TrialResult:
     output_tokens_per_s: float = 0.0
     span_s: float = 0.0
     rejected: int = 0
+    outside: float = 0.0
     usage: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
 
@@ -103,7 +106,8 @@ class Worker:
         watch.ledger = simulation.ledger
         with suppress(_Enough):
             simulation.run()
-        return _result(trial, watch, simulation.servers)
+        costs = [member.cost for member in members]
+        return _result(trial, watch, simulation.servers, num_extrapolated(costs))
 
 
 class _Watch:
@@ -127,7 +131,7 @@ class _Watch:
             raise _Enough
 
 
-def _result(trial: Trial, watch: _Watch, servers: list[Server]) -> TrialResult:
+def _result(trial: Trial, watch: _Watch, servers: list[Server], num_outside: int) -> TrialResult:
     ledger = watch.ledger
     end_ns = max(1, max(server.stats.last_end_ns for server in servers))
     seconds = end_ns / 1e9
@@ -142,6 +146,7 @@ def _result(trial: Trial, watch: _Watch, servers: list[Server]) -> TrialResult:
         "output_tokens_per_s": sum(ledger.output_tokens[row] for row in completed) / seconds,
         "span_s": seconds,
         "rejected": sum(ledger.rejections.values()),
+        "outside": num_outside / max(1, sum(server.stats.num_steps for server in servers)),
         "usage": usage_of(servers, ledger, end_ns),
     }
     if watch.hopeless is not None:
