@@ -25,12 +25,8 @@ MUTATED = (
     "block_pool",
     "free_list",
     "hashing",
-    "decode_set",
-    "lifecycle",
     "policies",
     "scheduler",
-    "state",
-    "step",
 )
 RECORD = ROOT / "properties" / "records" / "mutation.json"
 SETTINGS = """[mutmut]
@@ -48,6 +44,8 @@ pytest_add_cli_args=
     no:cacheprovider
 pytest_add_cli_args_test_selection=
     properties/mutation/killers.py
+    properties/test_horizon.py
+    tests/core/test_scenarios.py
 timeout_multiplier=4.0
 timeout_constant=5.0
 use_git_change_detection=false
@@ -64,8 +62,11 @@ def prepare(folder: Path) -> None:
             ROOT / name,
             folder / name,
             dirs_exist_ok=True,
-            ignore=shutil.ignore_patterns("__pycache__", "test_*.py"),
+            ignore=shutil.ignore_patterns("__pycache__"),
         )
+    (folder / "tests" / "core").mkdir(parents=True, exist_ok=True)
+    scenarios = Path("tests", "core", "test_scenarios.py")
+    shutil.copy(ROOT / scenarios, folder / scenarios)
     shutil.copy(ROOT / "engine" / "__init__.py", folder / "engine" / "__init__.py")
     mutated = "\n".join(f"    engine/core/{name}.py" for name in MUTATED)
     (folder / "setup.cfg").write_text(SETTINGS.format(mutated=mutated))
