@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -55,6 +56,7 @@ class OutputDirectory:
         if target.is_dir() and any(target.iterdir()) and not (target / SUMMARY).is_file():
             raise ConfigError("out", str(target), "is a directory that holds no earlier run")
         self.path = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        self._new_parents = [parent for parent in target.parents if not parent.exists()]
 
     def __enter__(self) -> OutputDirectory:
         try:
@@ -71,6 +73,9 @@ class OutputDirectory:
     ) -> None:
         if kind is not None:
             shutil.rmtree(self.path, ignore_errors=True)
+            for parent in self._new_parents:  # deepest first
+                with suppress(OSError):
+                    parent.rmdir()
             return
         old = self.target.with_name(f".{self.target.name}.{os.getpid()}.old")
         if self.target.exists():

@@ -217,9 +217,10 @@ def test_oversize_requests_end_the_run_on_demand(tmp_path, capsys):
 def test_a_run_without_any_feasible_request_is_exit_code_2(tmp_path, capsys):
     path = tmp_path / "t.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n0,1000,10\n")
-    out = tmp_path / "out"
+    out = tmp_path / "runs" / "out"
     assert sim_run("--trace", path, *BASE, "--num-kv-blocks", 10, "--out", out) == 2
-    assert "no request can run" in capsys.readouterr().err and not out.exists()
+    assert "no request can run" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]
 
 
 def test_a_request_larger_than_the_pool_is_counted(tmp_path, capsys):

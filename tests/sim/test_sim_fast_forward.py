@@ -62,6 +62,27 @@ def test_skipping_gives_the_same_bytes_as_stepping(tmp_path, case, policy, repli
     assert outputs[0] == outputs[1]
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_skipping_equals_stepping_with_calibrated_costs(tmp_path, replicas):
+    """Their steps depend on recent steps, and taking in requests takes time between steps."""
+    workload = synthetic(seed=3, num_requests=60, rate=25.0)
+    outputs = []
+    for step_by_step in (False, True):
+        log = tmp_path / f"{step_by_step}.jsonl"
+        finished = run(
+            workload,
+            options=RunOptions(step_by_step=step_by_step),
+            log_path=log,
+            replicas=replicas,
+            router="least-tokens",
+            model="qwen3-8b",
+            hardware="h200",
+            cost="calibrated",
+        )
+        outputs.append((json.dumps(finished.summary), log.read_bytes()))
+    assert outputs[0] == outputs[1]
+
+
 def test_the_cases_meet_preemptions_chunks_and_long_stretches(tmp_path):
     """The comparison above would be empty without them."""
     name, changes, engine = CASES["preempting"]
