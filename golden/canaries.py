@@ -16,16 +16,14 @@ from golden.models import Defect
 @torch.no_grad()
 def perturb_weight(runner: ForcedRunner) -> None:
     """One single element of one output projection is wrong by four standard deviations."""
-    weight = runner.model.layers[1].attention.out.weight
-    assert isinstance(weight, Tensor)
+    weight = runner.model.get_parameter("layers.1.attention.out.weight")
     weight[0, 0] += 4 * float(weight.float().std())
 
 
 @torch.no_grad()
 def scale_row(runner: ForcedRunner) -> None:
     """One output row of one feed-forward block is half too large."""
-    weight = runner.model.layers[0].mlp.down.weight
-    assert isinstance(weight, Tensor)
+    weight = runner.model.get_parameter("layers.0.mlp.down.weight")
     weight[3] *= 1.5
 
 

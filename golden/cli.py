@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from engine.core.errors import ConfigError, InputError
 
@@ -153,7 +154,7 @@ def _report(args: argparse.Namespace) -> int:
     return 0
 
 
-def _report_writer(path: Path):  # noqa: ANN202
+def _report_writer(path: Path) -> Callable[[Mapping[str, Any]], str]:
     from golden.report import to_html, to_markdown
 
     writers = {".md": to_markdown, ".html": to_html}

@@ -29,7 +29,7 @@ from golden.components.layers import (
     vocab_results,
 )
 from golden.components.sampling import sampler_results
-from golden.invariance import Matrix, cells, make_workload
+from golden.invariance import Cell, Matrix, cells, make_workload
 from golden.models import Reference, engine_options, full_reference, run_model
 from golden.reference import cast, random_hf_model, save_config, save_model
 from golden.results import Case, CaseResult, judged, run_case, skipped
@@ -291,11 +291,12 @@ def _invariance(plan: GpuPlan, scratch: Path) -> Iterator[CaseResult]:
                 policies, sizes = policies[:1], sizes[:1]
             for cell in cells({backend: sizes}, policies):
                 eager = dtype == torch.float16
-                yield from run_case(
-                    "invariance",
-                    f"{cell.label} ({label})",
-                    lambda matrix=matrix, cell=cell, eager=eager: [matrix.run(cell, eager)],
-                )
+                name = f"{cell.label} ({label})"
+                yield from run_case("invariance", name, partial(_one_cell, matrix, cell, eager))
+
+
+def _one_cell(matrix: Matrix, cell: Cell, eager: bool) -> Iterator[CaseResult]:
+    yield matrix.run(cell, eager)
 
 
 def _unavailable(backend: str, block_size: int, dtype: torch.dtype, device: str) -> str | None:

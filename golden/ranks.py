@@ -60,13 +60,10 @@ class RankReport:
 
 def swap_shards(runner: ForcedRunner, group: TpGroup) -> None:
     """This rank takes its neighbour's part of a gate/up projection."""
-    from engine.layers.linear import ColumnParallelLinear
-
-    layer = runner.model.layers[0].mlp.gate_up
-    assert isinstance(layer, ColumnParallelLinear)
+    weight = runner.model.get_parameter("layers.0.mlp.gate_up.weight")
     with torch.no_grad():
-        parts = group.all_gather(layer.weight[None].contiguous(), dim=0)
-        layer.weight.copy_(parts[(group.rank + 1) % group.size])
+        parts = group.all_gather(weight[None].contiguous(), dim=0)
+        weight.copy_(parts[(group.rank + 1) % group.size])
 
 
 def die_in_a_step(runner: ForcedRunner, group: TpGroup) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ GROUP = "sampler"
 NUM_DRAWS = 100_000
 ALPHA = 1e-4  # chance that a correct sampler fails one chi-square test
 CHUNK = 4096
+NO_FILTERS: Mapping[str, float] = {}
 
 
 def sampler_results(device: torch.device) -> Iterator[CaseResult]:
@@ -46,9 +47,9 @@ def _batch(
     device: torch.device,
     num_rows: int,
     temperature: float = 1.0,
+    filters: Mapping[str, float] = NO_FILTERS,
     seed: int = 5,
     first_position: int = 0,
-    **filters: float,
 ) -> SamplingBatch:
     def full(value: float, dtype: torch.dtype) -> Tensor:
         return torch.full((num_rows,), value, dtype=dtype, device=device)
@@ -68,7 +69,7 @@ def draw(logits: Tensor, num_draws: int, temperature: float, **filters: float) -
     counts = torch.zeros(logits.numel(), dtype=torch.int64, device=logits.device)
     for start in range(0, num_draws, CHUNK):
         rows = min(CHUNK, num_draws - start)
-        batch = _batch(logits.device, rows, temperature, first_position=start, **filters)
+        batch = _batch(logits.device, rows, temperature, filters, first_position=start)
         tokens = sample(logits.expand(rows, -1).contiguous(), batch)
         counts += torch.bincount(tokens, minlength=logits.numel())
     return counts.cpu()
@@ -129,7 +130,7 @@ def _edge_cases(device: torch.device) -> CaseResult:
     size = logits.shape[-1]
 
     def kept(**filters: float) -> int:
-        return int(torch.isfinite(filter_logits(logits, _batch(device, 1, **filters))).sum())
+        return int(torch.isfinite(filter_logits(logits, _batch(device, 1, filters=filters))).sum())
 
     expected = {
         "top_k=1": (kept(top_k=1), 1),
@@ -141,7 +142,7 @@ def _edge_cases(device: torch.device) -> CaseResult:
         "min_p=1 keeps the best": (kept(min_p=1.0), 1),
     }
     flat = torch.zeros(1, 8, device=device)
-    ties = filter_logits(flat, _batch(device, 1, min_p=1.0))
+    ties = filter_logits(flat, _batch(device, 1, filters={"min_p": 1.0}))
     expected["min_p=1 keeps all that tie"] = (int(torch.isfinite(ties).sum()), 8)
     problems = [
         f"{name}: {count} tokens stay, not {want}"
