@@ -11,6 +11,7 @@ import os
 import pickle
 import shutil
 import signal
+import sys
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
@@ -51,6 +52,10 @@ def worker_main(place: WorkerPlace, options: EngineOptions, pipe: Connection) ->
         _send(pipe, FAILED + f"rank {place.rank}: {traceback.format_exc()}".encode())
         # A collective may still hold a thread of this process; nothing is left to clean up.
         os._exit(1)
+    # Everything is given back; tearing the interpreter down would only take seconds.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _send(pipe: Connection, message: bytes) -> None:
