@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from engine.core.steplog import StepLogWriter
-from sim.cli_options import add_options, deployment_of, load_workload, run_options_of
+from sim.cli_options import HelpFormatter, add_options, deployment_of, load_workload, run_options_of
 from sim.metrics import Summary, parse_goodput
 from sim.outputs import STEP_LOG, OutputDirectory, write_outputs
 from sim.report import LATENCY_COLUMNS, fact_rows, latency_rows, warnings_of
@@ -29,7 +29,8 @@ def run_main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="lockstep sim run",
         description="Simulate a trace or a synthetic workload with the engine's own scheduler.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
     )
     add_options(parser)
     arguments = parser.parse_args(argv)

@@ -20,6 +20,15 @@ from sim.workloads.servegen import ServeGenOptions, is_servegen, read_servegen
 from sim.workloads.table import Workload
 
 
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, except those that only mean "not given"."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, False, []):
+            return action.help
+        return super()._get_help_string(action)
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds all options of a run."""
     add_workload_options(parser)
