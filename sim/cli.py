@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -10,7 +9,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from engine.core.steplog import StepLogWriter
-from sim.cli_options import HelpFormatter, add_options, deployment_of, load_workload, run_options_of
+from sim.cli_options import (
+    HelpFormatter,
+    OneLineParser,
+    add_options,
+    deployment_of,
+    load_workload,
+    run_options_of,
+)
 from sim.metrics import Summary, parse_goodput
 from sim.outputs import STEP_LOG, OutputDirectory, write_outputs
 from sim.report import LATENCY_COLUMNS, fact_rows, latency_rows, warnings_of
@@ -26,8 +32,9 @@ def run_main(argv: Sequence[str]) -> int:
     Raises:
         ConfigError, InputError: the command line or a file is wrong; nothing was written.
     """
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="lockstep sim run",
+        usage="%(prog)s (--trace FILE | --workload NAME) [options]",
         description="Simulate a trace or a synthetic workload with the engine's own scheduler.",
         formatter_class=HelpFormatter,
         allow_abbrev=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import NoReturn
 
 from engine.core import ConfigError
 from engine.core.config import POLICY_NAMES
@@ -27,6 +28,14 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         if action.default in (None, False, []):
             return action.help
         return super()._get_help_string(action)
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A parser whose errors are one line, as those of files and values are."""
+
+    def error(self, message: str) -> NoReturn:
+        """Leaves with exit code 2."""
+        self.exit(2, f"{self.prog}: {message} (see --help)\n")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
