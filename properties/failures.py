@@ -47,7 +47,12 @@ def commit() -> str:
 
 
 def write_failure(
-    path: Path, workload: Workload, broken: LawBroken, seed: int | None, target: str
+    path: Path,
+    workload: Workload,
+    broken: LawBroken,
+    seed: int | None,
+    target: str,
+    thorough: bool = True,
 ) -> None:
     """Writes a failure; `target` is the `module:factory` that it was found in."""
     record = {
@@ -57,6 +62,7 @@ def write_failure(
         "python": platform.python_version(),
         "target": target,
         "seed": seed,
+        "thorough": thorough,
         "law": broken.law,
         "detail": broken.detail,
         "vocabulary": workload.vocabulary,
@@ -112,25 +118,22 @@ def load_factory(target: str) -> Callable[..., Any]:
     return factory  # type: ignore[no-any-return]
 
 
-def failure_of(
-    workload: Workload, factory: Factory, perturbed: bool = False, thorough: bool = True
-) -> LawBroken | None:
-    """The law that a workload breaks, if any."""
+def failure_of(workload: Workload, factory: Factory, **options: Any) -> LawBroken | None:  # noqa: ANN401
+    """The law that a workload breaks, if any; `options` are those of `run_workload`."""
     try:
-        run_workload(workload, factory, perturbed=perturbed, thorough=thorough)
+        run_workload(workload, factory, **options)
     except LawBroken as broken:
         return broken
     return None
 
 
-def shrink(
-    workload: Workload, law: str, factory: Factory, perturbed: bool = False, rounds: int = 300
-) -> Workload:
+def shrink(workload: Workload, law: str, factory: Factory, **options: Any) -> Workload:  # noqa: ANN401
     """A smaller workload that breaks the same law: fewer operations, shorter requests."""
+    rounds = 300
 
     def still_fails(operations: list[Operation]) -> bool:
         candidate = Workload(workload.config, workload.vocabulary, tuple(operations))
-        broken = failure_of(candidate, factory, perturbed)
+        broken = failure_of(candidate, factory, **options)
         return broken is not None and broken.law == law
 
     current = [list(operation) for operation in workload.operations]

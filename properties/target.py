@@ -55,4 +55,4 @@ class Target(Protocol):
     def running_ids(self) -> list[RequestId]: ...  # noqa: D102
     def block_table(self, request_id: RequestId) -> tuple[int, ...]: ...  # noqa: D102
     def num_computed_tokens(self, request_id: RequestId) -> int: ...  # noqa: D102
-    def free_order(self) -> list[int]: ...  # noqa: D102
+    def free_order(self) -> list[int] | None: ...  # noqa: D102

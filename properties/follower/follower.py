@@ -207,7 +207,7 @@ class Follower:
             admission.hit_blocks_free,
             admission.hit_blocks_same_step,
         )
-        if told != (num_hits - from_free - same_step, from_free, same_step):
+        if told[0] >= 0 and told != (num_hits - from_free - same_step, from_free, same_step):
             self.complain("T1", f"{name!r}: the plan counts hits as {told}")
         self.blocks.take_new(fresh, hits, self.complain)
         track.table = list(gained)

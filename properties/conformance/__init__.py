@@ -1,0 +1,6 @@
+"""Conformance kit: the laws against somebody else's scheduler, through a small adapter."""
+
+from properties.conformance.kit import Report, check_adapter
+from properties.conformance.protocol import AdapterProblem, SchedulerAdapter
+
+__all__ = ["AdapterProblem", "Report", "SchedulerAdapter", "check_adapter"]
