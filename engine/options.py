@@ -25,7 +25,7 @@ class EngineOptions:
 
     `num_kvcache_blocks` overrides the sizing of the KV pool, `kv_cache_memory_bytes` replaces the
     measured budget by a fixed one (per rank). `step_log` is the path of the JSON-lines log.
-    `debug` audits the kernel's state after every step.
+    `debug` audits the kernel's state whenever a step has ended and none is under way.
 
     Raises:
         ConfigError: a value is impossible.

@@ -60,8 +60,7 @@ SETTINGS = {
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 def test_tokens_are_those_of_each_request_alone(folder, oracle, policy, settings, tmp_path):
     log = tmp_path / "steps.jsonl"
-    debug = not settings.get("async_scheduling")
-    options = {**settings, "policy": policy, "step_log": str(log), "debug": debug}
+    options = {**settings, "policy": policy, "step_log": str(log), "debug": True}
     with start(folder, **options) as llm:
         for _ in range(2):  # the second time with a warm prefix cache
             outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
