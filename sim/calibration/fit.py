@@ -66,9 +66,7 @@ def _huber(
     current = weights / (target + beside)
     solution = np.zeros(terms.shape[1])
     for _ in range(ITERATIONS):
-        # The triangular factor has the same solution as all the rows.
-        basis, factor = np.linalg.qr(scaled * current[:, None])
-        solution, _ = nnls(factor, basis.T @ (target * current), maxiter=10_000)
+        solution = _nnls(scaled * current[:, None], target * current)
         predicted = scaled @ solution
         scale = np.maximum(predicted + beside, 1.0)
         error = np.maximum(np.abs(predicted - target) / scale, tolerance)
@@ -77,6 +75,17 @@ def _huber(
     coefficients: Floats = solution / units
     coefficients[terms.max(axis=0) == 0] = 0.0
     return coefficients
+
+
+def _nnls(terms: Floats, target: Floats) -> Floats:
+    """Non-negative least squares of many rows, on a square root of the normal matrix."""
+    values, vectors = np.linalg.eigh(terms.T @ terms)
+    kept = values > values[-1] * 1e-13
+    roots = np.sqrt(values[kept])
+    factor = roots[:, None] * vectors[:, kept].T
+    reduced = vectors[:, kept].T @ (terms.T @ target) / roots
+    solution: Floats = nnls(factor, reduced, maxiter=10_000)[0]
+    return solution
 
 
 def leave_one_out(logs: Sequence[Samples], graphs: Graphs) -> list[Fold]:

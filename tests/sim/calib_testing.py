@@ -95,7 +95,7 @@ def make_workload(num_requests=150, gap_ms=40):
         "made",
         array("q", [serial * gap_ms * 1_000_000 for serial in range(num_requests)]),
         array("q", [100 + 211 * serial % 1500 for serial in range(num_requests)]),
-        array("q", [3 + 17 * serial % 90 for serial in range(num_requests)]),
+        array("q", [30 + 37 * serial % 400 for serial in range(num_requests)]),
     )
 
 
