@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,7 +95,7 @@ def visible_ends(log: ReadableLog, samples: Samples) -> list[int]:
     for request in log.recording.requests:
         for time_us in (request.first_token_us, request.finish_us):
             time_ns = time_us * NS_PER_US
-            known[bisect_right(starts, time_ns) - 1] = time_ns
+            known[bisect_left(starts, time_ns) - 1] = time_ns
     sampled = np.maximum(samples.column("num_sampled"), 1)
     shares = [(time_ns - ends[step]) / sampled[step] for step, time_ns in known.items()]
     guess = ends + np.median(shares) * sampled if shares else ends.astype(np.float64)
