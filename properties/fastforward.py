@@ -62,7 +62,7 @@ def _compare_runs(
     driver: Driver, run: DecodeRun, expected: tuple[int, int, Any, int], outcome: StepOutcome
 ) -> None:
     told = (run.first_step, run.num_steps, list(run.new_blocks), run.num_free_blocks)
-    if told != expected:
+    if told != expected or run.decode.request_ids != tuple(run.outcome.sampled):
         driver.follower.complain("RUN", f"run {told}, step by step {expected}")
     for ended in (run.outcome, outcome):
         assert len(ended.sampled) == len(ended.token_ids)
