@@ -23,6 +23,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 KINDS = ("speed", "decisions")
 UNIT_LIMIT_S = {"speed": 130.0, "decisions": 70.0}
+CPU_LIMIT_S = 240.0
 POLICIES = "mixed,prefill_first"
 # A unit that gets less than this would only be cut off.
 LEAST_UNIT_S = 15.0
@@ -89,7 +90,7 @@ def run_batch(batch, args, out, gpus, left_s):
     running = []
     for place, (kind, model, size) in enumerate(batch):
         part = out / f"part-{kind}-{model}-tp{size}.json"
-        limit_s = min(UNIT_LIMIT_S[kind], left_s)
+        limit_s = min(UNIT_LIMIT_S[kind] if args.device == "cuda" else CPU_LIMIT_S, left_s)
         unit = {"kind": kind, "model": model, "tp": size, "beside": len(batch) - 1}
         if limit_s < LEAST_UNIT_S:
             running.append((unit | {"error": "no time left"}, part, None, 0.0))
@@ -101,7 +102,8 @@ def run_batch(batch, args, out, gpus, left_s):
         command += ["--device", args.device, "--passes", str(args.passes)]
         command += ["--tiny"] * args.tiny
         # The second policy costs a start of its own; one model is enough for it.
-        command += ["--policies", POLICIES if size > 1 and model == args.models[0] else "mixed"]
+        both = size > 1 and model == args.models[0] and not args.tiny
+        command += ["--policies", POLICIES if both else "mixed"]
         environment = dict(os.environ)
         if mine:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(mine)

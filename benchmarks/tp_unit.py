@@ -104,11 +104,15 @@ def speed(args, part):
     prompts, length = (4, 20) if args.tiny else (16, 1000)
     part.add("profile_prefill", lambda: profile_prefill(engine[0], prompts, length))
     if args.tp > 1:
-        if part.has_failed("profile_prefill"):  # the engine may be lost
-            for llm in engine:
-                llm.close()
-            engine[:] = [start_fast(args, enforce_eager=True)]
-        part.add("kill", lambda: kill(args, engine[0], before, memory_mib))
+
+        def kill_one():
+            if part.has_failed("profile_prefill"):  # the engine may be lost
+                for llm in engine:
+                    llm.close()
+                engine[:] = [start_fast(args, enforce_eager=True)]
+            return kill(args, engine[0], before, memory_mib)
+
+        part.add("kill", kill_one)
     for llm in engine:
         llm.close()
 
@@ -228,7 +232,6 @@ def kill(args, llm, before, memory_mib):
     found = {
         "rank": rank,
         "error_s": error_s,
-        "error": None,
         "message": message[:300],
         "memory_start_mib": memory_mib,
         "memory_full_mib": full_mib,
@@ -239,7 +242,6 @@ def kill(args, llm, before, memory_mib):
     }
     problems = [name for name in ("left_processes", "left_shared_memory") if found[name]]
     problems += ["error_s"] * (error_s > 30) + ["memory"] * (freed_s is None)
-    found.pop("error")
     return found | ({"error": f"left behind: {problems}: {found}"} if problems else {})
 
 
@@ -317,7 +319,7 @@ def run_decisions(args, policy):
     """A pool so small that requests are preempted, and prompts that share their first tokens."""
     name = f"steps-{args.model}-tp{args.tp}-{policy}.jsonl"
     log = Path(args.part).with_name(name)
-    count, blocks, longest = (20, 60, 40) if args.tiny else (64, 200, 200)
+    count, blocks, longest = (20, 36, 40) if args.tiny else (64, 200, 200)
     begin = time.perf_counter()
     llm = start(
         args,
