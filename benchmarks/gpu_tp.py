@@ -106,7 +106,11 @@ def run_batch(batch, args, out, gpus, left_s):
         command += ["--policies", POLICIES if both else "mixed"]
         environment = dict(os.environ)
         if mine:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
+            # nvidia-smi counts in this order too.
+            environment |= {
+                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                "CUDA_VISIBLE_DEVICES": ",".join(mine),
+            }
         process = subprocess.Popen(command, env=environment, start_new_session=True)
         running.append((unit, part, process, time.monotonic() + limit_s))
     return [finish(*item) for item in running]

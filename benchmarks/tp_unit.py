@@ -249,6 +249,8 @@ def wait_for_memory(gpus, start_mib, since):
     """Seconds until every GPU is back near its start (None: not within the limit), and the end."""
     while True:
         now_mib = gpu_memory_mib(gpus)
+        if len(now_mib) != len(gpus) or len(start_mib) != len(gpus):
+            return None, now_mib  # it cannot be told
         elapsed_s = time.perf_counter() - since
         over = [now - then for now, then in zip(now_mib, start_mib, strict=True)]
         if all(excess <= MEMORY_SLACK_MIB for excess in over):
@@ -259,13 +261,17 @@ def wait_for_memory(gpus, start_mib, since):
 
 
 def gpu_memory_mib(gpus):
-    """Memory in use per GPU, whoever uses it; empty on a CPU."""
+    """Memory in use per GPU, whoever uses it; empty on a CPU or if nvidia-smi does not tell."""
     if not gpus:
         return []
     command = ["nvidia-smi", "-i", ",".join(gpus), "--query-gpu=memory.used"]
     command.append("--format=csv,noheader,nounits")
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
-    return [int(line) for line in done.stdout.split()]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+        return [int(line) for line in done.stdout.split()]
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        print(f"nvidia-smi: {error}", file=sys.stderr)
+        return []
 
 
 class Leftovers:
