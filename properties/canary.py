@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.core.config import KernelConfig
 from engine.core.scheduler import Scheduler
-from properties.mutants.blocks import KeepsStaleEntry
+from properties.mutants.cache import KeepsStaleEntry
 
 
 class RareStaleEntry(KeepsStaleEntry):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from properties.exhaustive import DEFAULT_SCOPES, SCOPES, enumerate_states, small_config
-from properties.mutants.blocks import AppendsAtBlockMultiple, HitsLastBlock
+from properties.mutants.blocks import AppendsAtBlockMultiple
+from properties.mutants.cache import HitsLastBlock
 from properties.target import LawBroken
 
 # A change of these numbers is a change of the kernel's reachable states: look at it, then pin it.

@@ -6,7 +6,7 @@ from functools import partial
 
 from properties import probes
 from properties.laws.registry import BOTH, EXACT, UNPERTURBED, Law
-from properties.mutants import blocks, decisions
+from properties.mutants import blocks, cache, decisions
 from properties.mutants.probed import SkipsChunkToken, UncheckedConfig
 
 _F = "properties.follower.follower:Follower"
@@ -96,7 +96,7 @@ CACHE_LAWS = (
         "any process.",
         BOTH,
         (f"{_P}:hash_chain", f"{_P}:hash_across_processes"),
-        partial(probes.alarm, probes.hash_chain, blocks._UntypedIndex),
+        partial(probes.alarm, probes.hash_chain, cache._UntypedIndex),
         "MixesExtraKeys",
     ),
     _by_table(
@@ -312,7 +312,7 @@ END_TO_END_LAWS = (
         "perturbations.",
         BOTH,
         (f"{_P}:output_independence", "properties.perturb:Perturbed"),
-        partial(probes.alarm, probes.output_independence, blocks.TrustsHash),
+        partial(probes.alarm, probes.output_independence, cache.TrustsHash),
         "TrustsHash",
     ),
     _by_table("E4", "Preemption does not change the tokens.", BOTH, f"{_E}:end"),

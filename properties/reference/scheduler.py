@@ -3,70 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 
 from engine.core.config import KernelConfig
 from engine.core.errors import RequestRejected
 from engine.core.plan import Admission, Entry, Finished, NewBlocks, StepOutcome
 from engine.core.request import Request, RequestId
 from properties.reference.blocks import PrefixKey, ReferenceBlock, ReferencePool
-
-
-class ReferenceSequence:
-    """One live request; `computed` counts the tokens whose KV is valid."""
-
-    def __init__(self, request: Request) -> None:
-        self.request_id = request.request_id
-        self.request = request
-        self.tokens: list[int] = list(request.prompt)
-        self.outputs: list[int] = []
-        self.computed = 0
-        self.table: list[ReferenceBlock] = []
-        self.sampled_since_admission = False
-        self.preempted_before = False
-        self.aborted = False
-        self.serial = 0  # place in the order of entering `running`
-
-    @property
-    def remaining(self) -> int:
-        """Known tokens whose KV is still to be computed."""
-        return len(self.tokens) - self.computed
-
-
-@dataclass(frozen=True, slots=True)
-class ReferencePlan:
-    """The decisions of one step, entry by entry."""
-
-    step: int
-    entries: tuple[Entry, ...]
-    new_blocks: tuple[NewBlocks, ...]
-    admitted: tuple[Admission, ...]
-    preempted: tuple[RequestId, ...]
-    num_free_blocks: int
-
-    @property
-    def sampled_ids(self) -> tuple[RequestId, ...]:
-        """Ids of the entries that sample a token."""
-        return tuple(entry.request_id for entry in self.entries if entry.samples)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens computed by the step."""
-        return sum(entry.num_tokens for entry in self.entries)
-
-
-@dataclass
-class _Step:
-    """What a step has decided so far."""
-
-    batch: list[tuple[ReferenceSequence, int]] = field(default_factory=list)
-    new_blocks: list[NewBlocks] = field(default_factory=list)
-    admitted: list[Admission] = field(default_factory=list)
-    preempted: list[RequestId] = field(default_factory=list)
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(count for _, count in self.batch)
+from properties.reference.sequence import (
+    ReferencePlan,
+    ReferenceSequence,
+    StepDraft,
+    rejection,
+)
 
 
 class ReferenceScheduler:
@@ -125,7 +73,7 @@ class ReferenceScheduler:
 
     def add(self, request: Request) -> None:
         """Queues a request, or rejects it before anything changes (C1)."""
-        reason = self._rejection(request)
+        reason = rejection(self.config, request, self.waiting_ids() + self.running_ids())
         if reason:
             raise RequestRejected(request.request_id, reason, "by the reference")
         self.waiting.append(ReferenceSequence(request))
@@ -141,7 +89,7 @@ class ReferenceScheduler:
     def schedule(self) -> ReferencePlan:
         """Decides one step."""
         assert self.has_work and self._open is None
-        decided = _Step()
+        decided = StepDraft()
         if self.config.policy == "mixed":
             self._serve_running(decided)
             if not decided.preempted:
@@ -211,7 +159,7 @@ class ReferenceScheduler:
 
     # ---- mixed (POLICIES.md, part A) ----
 
-    def _serve_running(self, step: _Step) -> None:
+    def _serve_running(self, step: StepDraft) -> None:
         budget = self.config.max_num_batched_tokens
         for sequence in list(self.running):
             if step.num_tokens == budget:
@@ -229,7 +177,7 @@ class ReferenceScheduler:
                     return
             self._take_and_schedule(sequence, needed, count, step)
 
-    def _admit_mixed(self, step: _Step) -> None:
+    def _admit_mixed(self, step: StepDraft) -> None:
         config = self.config
         while self.waiting and step.num_tokens < config.max_num_batched_tokens:
             if len(self.running) >= config.max_num_seqs:
@@ -262,7 +210,7 @@ class ReferenceScheduler:
         return min(remaining, budget_left)
 
     def _take_and_schedule(
-        self, sequence: ReferenceSequence, needed: int, count: int, step: _Step
+        self, sequence: ReferenceSequence, needed: int, count: int, step: StepDraft
     ) -> None:
         self._take_new(sequence, needed, step)
         self._register_full_blocks(sequence, count, self.step)
@@ -270,7 +218,7 @@ class ReferenceScheduler:
 
     # ---- prefill_first (POLICIES.md, part B) ----
 
-    def _prefill_pass(self, step: _Step) -> None:
+    def _prefill_pass(self, step: StepDraft) -> None:
         config = self.config
         while self.waiting and len(step.batch) < config.max_num_seqs:
             sequence = self.waiting[0]
@@ -301,7 +249,7 @@ class ReferenceScheduler:
             self.waiting.remove(sequence)
             self._enter_running(sequence)
 
-    def _decode_pass(self, step: _Step) -> None:
+    def _decode_pass(self, step: StepDraft) -> None:
         config = self.config
         limit = config.max_num_seqs
         if config.bound_decode_tokens:
@@ -347,7 +295,7 @@ class ReferenceScheduler:
         return hits
 
     def _take_hits(
-        self, sequence: ReferenceSequence, hits: list[ReferenceBlock], step: _Step
+        self, sequence: ReferenceSequence, hits: list[ReferenceBlock], step: StepDraft
     ) -> None:
         same_step = sum(1 for block in hits if block.registered_step == self.step)
         free = sum(1 for block in hits if block.ref_count == 0)
@@ -369,7 +317,7 @@ class ReferenceScheduler:
         if hits:
             self._note_new_blocks(sequence, 0, hits, step)
 
-    def _take_new(self, sequence: ReferenceSequence, count: int, step: _Step) -> None:
+    def _take_new(self, sequence: ReferenceSequence, count: int, step: StepDraft) -> None:
         if count <= 0:
             return
         first_index = len(sequence.table)
@@ -382,7 +330,7 @@ class ReferenceScheduler:
         sequence: ReferenceSequence,
         first_index: int,
         blocks: list[ReferenceBlock],
-        step: _Step,
+        step: StepDraft,
     ) -> None:
         block_ids = tuple(block.block_id for block in blocks)
         last = step.new_blocks[-1] if step.new_blocks else None
@@ -400,7 +348,7 @@ class ReferenceScheduler:
         for index in range(sequence.computed // size, (sequence.computed + count) // size):
             self.pool.register(sequence.table[index], self._key(sequence, index), step)
 
-    def _preempt(self, sequence: ReferenceSequence, step: _Step) -> None:
+    def _preempt(self, sequence: ReferenceSequence, step: StepDraft) -> None:
         self.running.remove(sequence)
         self.pool.release(sequence.table)
         sequence.table = []
@@ -443,23 +391,3 @@ class ReferenceScheduler:
             sequence.computed + count == len(sequence.tokens),
             sequence.sampled_since_admission,
         )
-
-    def _rejection(self, request: Request) -> str | None:
-        config, length = self.config, len(request.prompt)
-        if length == 0:
-            return "prompt_empty"
-        if request.max_tokens < 1:
-            return "max_tokens"
-        if request.request_id in self.waiting_ids() + self.running_ids():
-            return "duplicate_id"
-        if not config.reject_impossible:
-            return None
-        if length >= config.max_model_len:
-            return "prompt_too_long"
-        outputs = request.max_tokens
-        if config.policy == "mixed" or config.bound_model_len:
-            outputs = min(outputs, config.max_model_len - length)
-        # The last sampled token is never written.
-        if self._blocks_for(length + outputs - 1) > config.num_blocks:
-            return "pool_too_small"
-        return None

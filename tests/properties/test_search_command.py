@@ -9,7 +9,7 @@ import pytest
 
 from engine.cli import main
 from properties.failures import read_failure, shrink
-from properties.mutants.blocks import KeepsStaleEntry
+from properties.mutants.cache import KeepsStaleEntry
 from properties.run import first_failure
 from properties.workloads import random_workload
 
