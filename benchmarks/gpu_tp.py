@@ -45,6 +45,12 @@ def parse(argv=None):
     return args
 
 
+def command_line(args):
+    line = f"gpu_tp.py --out DIR --tp {','.join(map(str, args.tp))} --models "
+    line += f"{','.join(args.models)} --only {args.only} --passes {args.passes}"
+    return line + f" --device {args.device}" + " --tiny" * args.tiny
+
+
 def main(argv=None):
     args = parse(argv)
     started = time.monotonic()
@@ -55,10 +61,12 @@ def main(argv=None):
         "benchmark": "tensor_parallel",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
-        "command": [Path(sys.argv[0]).name, *(sys.argv[1:] if argv is None else argv)],
+        "command": command_line(args),
         "gpus": gpus,
         "nvlink": nvlink(gpus),
-        "environment": {k: v for k, v in os.environ.items() if k.startswith(("NCCL_", "TORCH_"))},
+        "environment": {
+            k: v for k, v in os.environ.items() if k.startswith(("NCCL_", "TORCH_NCCL_"))
+        },
         "units": [],
     }
     for batch in batches(args, len(gpus)):

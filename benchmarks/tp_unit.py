@@ -96,7 +96,9 @@ def speed(args, part):
         engine.append(start_fast(args))
         start_up_s = time.perf_counter() - begin
         workload = make_workload(6, 0, 4, 16) if args.tiny else make_workload()
-        return {"start_up_s": start_up_s, **measure(engine[0], workload, args.passes)}
+        found = measure(engine[0], workload, args.passes)
+        found["options"]["model"] = args.model  # not the folder that is gone afterwards
+        return {"start_up_s": start_up_s, **found}
 
     part.add("throughput", throughput)
     rows, context, steps = (6, 20, 4) if args.tiny else (256, 820, 16)
