@@ -16,7 +16,7 @@ from properties.target import LawBroken, Target
 from properties.workloads import Workload, random_workload
 
 # Laws that speak of calls or states which adapters do not have.
-NOT_JUDGED = frozenset({"B9", "B10", "C2", "K2", "K11", "S11", "E2", "E3"})
+NOT_JUDGED = frozenset({"B3", "B9", "B10", "C2", "K2", "K3", "K11", "S11", "E2", "E3"})
 
 
 @dataclass(slots=True)

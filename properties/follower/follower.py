@@ -15,10 +15,10 @@ from properties.model import sample
 from properties.target import LawBroken, PlanView, Target
 
 TIGHTNESS = frozenset({"T1", "T2", "T3", "T4", "T5"})
-# Perturbations change decisions on purpose; B9's double free and the rest stay in force.
-SUSPENDED_IF_PERTURBED = TIGHTNESS | {"S8", "S9", "S10", "B11", "L2", "K9", "K3"}
+# Perturbations change decisions on purpose; what concerns safety stays in force.
+SUSPENDED_IF_PERTURBED = TIGHTNESS | {"S8", "S9", "S10", "B11", "L2", "K9"}
 # Keys of generated blocks wait for their token, and an EOS is seen one step late.
-SUSPENDED_IF_ASYNC = TIGHTNESS | {"K9", "K3", "B11", "S10", "L2"}
+SUSPENDED_IF_ASYNC = TIGHTNESS | {"K9", "B11", "S10", "L2"}
 
 
 class OpenStep:

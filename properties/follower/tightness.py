@@ -33,8 +33,8 @@ def admission(follower: Follower, track: Track, hits: Sequence[int], reserve: in
     """T1, T5: an admission hits all it can, and what it needs is free."""
     expected = longest_hit(follower, track)
     if list(hits) != expected:
-        law = "T1" if len(hits) != len(expected) else "K3"
-        follower.complain(law, f"{track.request.request_id!r} hits {list(hits)}, not {expected}")
+        name = track.request.request_id
+        follower.complain("T1", f"{name!r} hits {list(hits)}, not {expected}")
     short = _shortage(follower, track, hits, reserve)
     if short > 0:
         follower.complain("T5", f"{track.request.request_id!r} is admitted {short} blocks short")

@@ -102,8 +102,7 @@ CACHE_LAWS = (
     _by_table(
         "K3",
         "A key maps to exactly the blocks registered under it: none is stale, none is lost.",
-        EXACT,
-        f"{_T}:admission",
+        BOTH,
         f"{_A}:audit",
     ),
     _by_table(
