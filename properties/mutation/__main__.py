@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from properties.failures import commit
+from properties.mutation.equivalents import EQUIVALENT, parse_diff
 
 ROOT = Path(__file__).resolve().parents[2]
 MUTATED = (
@@ -90,8 +91,52 @@ def outcomes(folder: Path) -> dict[str, str]:
     return found
 
 
+def change_of(folder: Path, name: str) -> tuple[str, str]:
+    """What a mutant changes: the lines before and after."""
+    shown = subprocess.run(
+        [sys.executable, "-m", "mutmut", "show", name],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return parse_diff(shown.stdout)
+
+
+def report(folder: Path, minutes: float) -> dict[str, object]:
+    """The record: counts, the raw score, and the score without justified equivalents."""
+    found = outcomes(folder)
+    counts = Counter(found.values())
+    killed = counts["killed"] + counts["timeout"] + counts["segfault"]
+    alive = [name for name, status in found.items() if status in ("survived", "no tests")]
+    changes = {name: change_of(folder, name) for name in sorted(alive)}
+    equivalent = {
+        name: EQUIVALENT[change] for name, change in changes.items() if change in EQUIVALENT
+    }
+    holes = {
+        name: " -> ".join(change) for name, change in changes.items() if name not in equivalent
+    }
+    judged = killed + len(alive)
+    return {
+        "command": "make mutate",
+        "commit": commit(),
+        "python": platform.python_version(),
+        "mutmut": version("mutmut"),
+        "files": [f"engine/core/{name}.py" for name in MUTATED],
+        "minutes": round(minutes, 1),
+        "mutants": len(found),
+        "judged": judged,
+        "outcomes": dict(counts),
+        "killed": killed,
+        "raw_score": round(killed / max(1, judged), 4),
+        "equivalent": equivalent,
+        "adjusted_score": round(killed / max(1, judged - len(equivalent)), 4),
+        "survivors": holes,
+    }
+
+
 def main() -> int:
-    """Runs mutmut and reports; exit code 1 if a mutant survived."""
+    """Runs mutmut and reports; exit code 1 if a mutant survived without a justification."""
     parser = argparse.ArgumentParser(prog="python -m properties.mutation")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--folder", type=Path, default=ROOT / "out" / "mutation")
@@ -106,25 +151,18 @@ def main() -> int:
             cwd=args.folder,
             check=True,
         )
-    found = outcomes(args.folder)
-    counts = Counter(found.values())
-    killed = counts["killed"] + counts["timeout"] + counts["segfault"]
-    record = {
-        "command": "make mutate",
-        "commit": commit(),
-        "python": platform.python_version(),
-        "mutmut": version("mutmut"),
-        "files": [f"engine/core/{name}.py" for name in MUTATED],
-        "minutes": round((time.time() - began) / 60, 1),
-        "mutants": len(found),
-        "outcomes": dict(counts),
-        "raw_score": round(killed / max(1, len(found)), 4),
-        "survivors": sorted(name for name, status in found.items() if status == "survived"),
-    }
+    record = report(args.folder, (time.time() - began) / 60)
     RECORD.parent.mkdir(exist_ok=True)
-    RECORD.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"{killed} of {len(found)} mutants killed; record in {RECORD.relative_to(ROOT)}")
-    return 1 if counts["survived"] else 0
+    RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    survivors = record["survivors"]
+    assert isinstance(survivors, dict)
+    print(
+        f"{record['killed']} of {record['judged']} mutants killed (raw {record['raw_score']:.1%}, "
+        f"without equivalents {record['adjusted_score']:.1%}); {RECORD.relative_to(ROOT)}"
+    )
+    for name, change in survivors.items():
+        print(f"alive: {name}: {change}")
+    return 1 if survivors else 0
 
 
 if __name__ == "__main__":
