@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from engine.sampler import exponential
 from torch import Tensor
 
+from engine.sampler import exponential
 from golden.components.sampling import draw
 
 NUM_DRAWS = 50_000

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from engine.layers.sharding import even_shard, kv_head_shard, padded_vocab_rows, vocab_shard
 from torch import Tensor
+
+from engine.layers.sharding import even_shard, kv_head_shard, padded_vocab_rows, vocab_shard
 
 RANKS = 2
 
@@ -112,4 +113,5 @@ def _vocabulary() -> Iterator[str]:
     gathered = torch.cat(logits, -1)
     cut = _difference(gathered[:, :vocab_size], states @ table.T)
     yield f"  logits, {gathered.shape[-1]} gathered columns cut to {vocab_size}: {cut}"
-    yield f"  embedding, ranks adding zeros for others' tokens: {_difference(looked_up, table[ids])}"
+    found = _difference(looked_up, table[ids])
+    yield f"  embedding, ranks adding zeros for others' tokens: {found}"
