@@ -317,6 +317,9 @@ class Follower:
         config = self.config
         if not step.entries and not self.open:
             self.complain("L1", "the step schedules nothing")
+        told = getattr(step.plan, "num_tokens", total)
+        if told != total:
+            self.complain("S1", f"the plan counts {told} tokens, its entries hold {total}")
         is_decode_step = not self.mixed and bool(step.entries) and step.entries[0][0].sampled
         if total > config.max_num_batched_tokens and (
             config.bound_decode_tokens or not is_decode_step

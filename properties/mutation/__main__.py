@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from properties.failures import commit
-from properties.mutation.equivalents import EQUIVALENT, parse_diff
+from properties.mutation.equivalents import EQUIVALENT, change_in
 
 ROOT = Path(__file__).resolve().parents[2]
 MUTATED = (
@@ -91,8 +91,8 @@ def outcomes(folder: Path) -> dict[str, str]:
     return found
 
 
-def change_of(folder: Path, name: str) -> tuple[str, str]:
-    """What a mutant changes: the lines before and after."""
+def change_of(folder: Path, name: str) -> tuple[str, str, str]:
+    """What a mutant changes: function, lines before and after."""
     shown = subprocess.run(
         [sys.executable, "-m", "mutmut", "show", name],
         cwd=folder,
@@ -100,7 +100,7 @@ def change_of(folder: Path, name: str) -> tuple[str, str]:
         text=True,
         check=True,
     )
-    return parse_diff(shown.stdout)
+    return change_in(name, shown.stdout)
 
 
 def report(folder: Path, minutes: float) -> dict[str, object]:
@@ -114,7 +114,7 @@ def report(folder: Path, minutes: float) -> dict[str, object]:
         name: EQUIVALENT[change] for name, change in changes.items() if change in EQUIVALENT
     }
     holes = {
-        name: " -> ".join(change) for name, change in changes.items() if name not in equivalent
+        name: " -> ".join(change[1:]) for name, change in changes.items() if name not in equivalent
     }
     judged = killed + len(alive)
     return {

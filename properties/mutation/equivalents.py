@@ -1,38 +1,63 @@
 """Mutants that change nothing, each with the reason; kept beside the suite and not as pragmas.
 
 A pragma switches off a whole line with all its other mutants. Here the exact change is named: the
-line before and after, without indentation. A change that is not listed and survives is a hole.
+function, and the line before and after without indentation. A change that is not listed and survives is a hole.
 """
 
 from __future__ import annotations
 
-# (line before, line after) -> why nobody can tell them apart
-EQUIVALENT: dict[tuple[str, str], str] = {
+# (function, line before, line after) -> why nobody can tell them apart
+EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
+        "Scheduler.abort",
         "self._aborting[request_id] = None",
         'self._aborting[request_id] = ""',
     ): "the dict is an ordered set: its values are never read",
     (
+        "Scheduler.run_decode",
         "if num_steps > 1:",
         "if num_steps >= 1:",
     ): "with one step the loop inside is empty, and a run without steps books nothing",
     (
+        "Scheduler.run_decode",
         "step = self._begin_step(tokens_open=False)",
         "step = self._begin_step(tokens_open=None)",
     ): "only the truth of the flag is read",
     (
+        "Scheduler.run_decode",
         "step = self._begin_step(tokens_open=False)",
         "step = self._begin_step(tokens_open=True)",
     ): "keys then come with the commit of the same step, before anybody looks for one",
+    (
+        "MixedPolicy._allot",
+        "if newest_decode.serial <= first_partial.serial:  # the usual order: all decodes first",
+        "if newest_decode.serial < first_partial.serial:  # the usual order: all decodes first",
+    ): "equal only without decodes, where the general loop below gives the same",
+    (
+        "PrefillFirstPolicy._prefill_next",
+        "hits = NO_HITS",
+        "hits = None",
+    ): "a prompt that holds blocks has computed a token, so its hits are never looked at",
+    (
+        "PrefillFirstPolicy._prefill_next",
+        "return False",
+        "return True",
+    ): "a cut prompt has used up the budget, so the next round of the loop ends at once",
 }
 
 
-def parse_diff(diff: str) -> tuple[str, str]:
-    """The changed lines of a unified diff, joined, without indentation."""
+def function_of(mutant: str) -> str:
+    """`Class.method` or `function` of a mutant's name as mutmut gives it."""
+    mangled = mutant.rpartition(".")[2].partition("__mutmut_")[0]
+    return mangled.removeprefix("xǁ").removeprefix("x_").replace("ǁ", ".")
+
+
+def change_in(mutant: str, diff: str) -> tuple[str, str, str]:
+    """Function and changed lines of a unified diff, joined, without indentation."""
     before, after = [], []
     for line in diff.splitlines():
         if line.startswith("-") and not line.startswith("---"):
             before.append(line[1:].strip())
         elif line.startswith("+") and not line.startswith("+++"):
             after.append(line[1:].strip())
-    return " ".join(before), " ".join(after)
+    return function_of(mutant), " ".join(before), " ".join(after)

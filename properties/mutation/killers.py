@@ -42,6 +42,29 @@ def test_a_few_workloads() -> None:
     _run(range(40))
 
 
+def test_a_few_workloads_with_several_half_done_prompts() -> None:
+    for seed in range(120):
+        workload = random_workload(seed, "mixed")
+        config = replace(
+            workload.config,
+            long_prefill_token_threshold=1 + seed % 3,
+            max_num_batched_tokens=2 + seed % 5,
+            max_num_seqs=4,
+        )
+        run_workload(replace(workload, config=config))
+
+
+def test_blocks_that_were_never_used_have_neither_holders_nor_key() -> None:
+    pool = Scheduler(KernelConfig(num_blocks=4, max_model_len=16)).state.manager.pool
+    assert (pool.num_touched, pool.num_free) == (0, 4)
+    assert [pool.ref_count(block) for block in range(4)] == [0] * 4
+    assert [pool.node_of(block) for block in range(4)] == [None] * 4
+    pool.take(2)
+    assert (pool.num_touched, pool.num_free) == (2, 2)
+    assert [pool.ref_count(block) for block in range(4)] == [1, 1, 0, 0]
+    assert [pool.node_of(block) for block in range(4)] == [None] * 4
+
+
 def test_a_few_async_workloads() -> None:
     _run(range(30), is_async=True)
 

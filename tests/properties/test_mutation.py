@@ -1,7 +1,8 @@
 """The mutation run's bookkeeping: equivalents are matched by their exact change."""
 
-from properties.mutation.equivalents import EQUIVALENT, parse_diff
+from properties.mutation.equivalents import EQUIVALENT, change_in, function_of
 
+ABORT = "engine.core.scheduler.xǁSchedulerǁabort__mutmut_3"
 DIFF = """--- engine/core/scheduler.py
 +++ engine/core/scheduler.py
 @@ -1,3 +1,3 @@
@@ -14,11 +15,11 @@ DIFF = """--- engine/core/scheduler.py
 
 
 def test_a_justified_change_is_found_by_its_lines():
-    assert parse_diff(DIFF) in EQUIVALENT
+    assert change_in(ABORT, DIFF) in EQUIVALENT
 
 
 def test_another_change_of_the_same_line_is_not_justified():
-    assert parse_diff(DIFF.replace('= ""', "= request_id")) not in EQUIVALENT
+    assert change_in(ABORT, DIFF.replace('= ""', "= request_id")) not in EQUIVALENT
 
 
 def test_every_justification_names_a_line_of_the_kernel():
@@ -28,7 +29,13 @@ def test_every_justification_names_a_line_of_the_kernel():
         " ".join(path.read_text().split())
         for path in (Path(__file__).parents[2] / "engine" / "core").glob("*.py")
     )
-    for (before, after), reason in EQUIVALENT.items():
+    for (function, before, after), reason in EQUIVALENT.items():
+        assert f"def {function.rpartition('.')[2]}(" in sources, function
         assert " ".join(before.split()) in sources, before
         assert before != after
         assert len(reason) > 20
+
+
+def test_functions_are_read_from_the_names_of_mutants():
+    assert function_of(ABORT) == "Scheduler.abort"
+    assert function_of("engine.core.policies.x_admit__mutmut_1") == "admit"
