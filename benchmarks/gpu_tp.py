@@ -23,6 +23,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 KINDS = ("speed", "decisions")
 UNIT_LIMIT_S = {"speed": 130.0, "decisions": 70.0}
+RECORDED_VARIABLES = ("NCCL_", "TORCH_NCCL_")
 CPU_LIMIT_S = 240.0
 POLICIES = "mixed,prefill_first"
 # A unit that gets less than this would only be cut off.

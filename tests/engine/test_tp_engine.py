@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -49,38 +50,91 @@ def is_running(pid):
     return state != "Z"
 
 
-@pytest.mark.parametrize(("policy", "asynchronous"), [("mixed", True), ("prefill_first", False)])
-def test_two_ranks_say_what_one_says(folder, tmp_path, policy, asynchronous):
-    log = tmp_path / "steps.jsonl"
-    options = dict(
-        policy=policy,
-        async_scheduling=asynchronous,
-        num_kvcache_blocks=22,
-        max_model_len=80,
-        max_num_batched_tokens=16,
-    )
-    with start(folder, **options) as llm:
-        expected = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
-    with start(folder, **options, tensor_parallel_size=2, step_log=str(log)) as llm:
-        outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
-        digests = llm.executor.ask(STATE_DIGEST)
-        pids = llm.executor.worker_pids
-    assert tokens_of(outputs) == tokens_of(expected)
-    assert sum(output.metrics.num_preemptions for output in outputs) > 0
-    assert digests[0] == digests[1]
-    for ours, theirs in zip(outputs[2].outputs[0].logprobs, expected[2].outputs[0].logprobs):  # noqa: B905
-        assert list(ours) == list(theirs)
-        for token_id, item in ours.items():
-            assert item.logprob == pytest.approx(theirs[token_id].logprob, abs=1e-4)
+SETTINGS = [
+    dict(policy="mixed", async_scheduling=True),
+    dict(policy="prefill_first", async_scheduling=False),
+]
+
+
+def test_two_engines_of_two_ranks_say_what_one_rank_says(folder, tmp_path):  # B29
+    """Two engines in one process take turns step by step."""
+    small = dict(num_kvcache_blocks=22, max_model_len=80, max_num_batched_tokens=16)
+    expected = []
+    for options in SETTINGS:
+        with start(folder, **options, **small) as alone:
+            expected.append(alone.generate(PROMPTS, PARAMS, use_tqdm=False))
+    logs = [str(tmp_path / f"steps-{place}.jsonl") for place in range(2)]
+    with ExitStack() as stack:
+        engines = [
+            stack.enter_context(
+                start(folder, **options, **small, tensor_parallel_size=2, step_log=log)
+            )
+            for options, log in zip(SETTINGS, logs, strict=True)
+        ]
+        outputs = run_in_turns(engines)
+        digests = [llm.executor.ask(STATE_DIGEST) for llm in engines]
+        pids = [pid for llm in engines for pid in llm.executor.worker_pids]
+    assert len(set(pids)) == 4
     assert not any(map(is_running, pids))
-    assert cli(["sim", "replay", str(log)]) == 0
+    for ours, theirs, per_rank, log in zip(outputs, expected, digests, logs, strict=True):
+        assert tokens_of(ours) == tokens_of(theirs)
+        assert sum(output.metrics.num_preemptions for output in ours) > 0
+        assert per_rank[0] == per_rank[1]
+        assert_same_logprobs(ours[2].outputs[0].logprobs, theirs[2].outputs[0].logprobs)
+        assert cli(["sim", "replay", log]) == 0
 
 
-def test_odd_shapes_split_over_two_ranks(odd_folder):
+def run_in_turns(engines):
+    outputs = [[] for _ in engines]
+    for llm in engines:
+        llm.add_requests(PROMPTS, PARAMS)
+    while any(llm.has_unfinished_requests for llm in engines):
+        for place, llm in enumerate(engines):
+            if llm.has_unfinished_requests:
+                outputs[place] += llm.step()
+    return [sorted(mine, key=lambda output: output.request_id) for mine in outputs]
+
+
+def assert_same_logprobs(ours, theirs):
+    assert len(ours) == len(theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert list(mine) == list(other)
+        for token_id, item in mine.items():
+            assert item.logprob == pytest.approx(other[token_id].logprob, abs=1e-4)
+
+
+def assert_dies_of(llm, rank):
+    """SIGKILL to a rank in mid-run ends the call, the engine and all ranks."""
+    pids = llm.executor.worker_pids
+    llm.add_requests(PROMPTS, greedy(80))
+    for _ in range(3):
+        llm.step()
+    begin = time.monotonic()
+    os.kill(pids[rank], signal.SIGKILL)
+    with pytest.raises(StepFailed, match=f"rank {rank} ended with exit code -9"):
+        while True:
+            llm.step()
+    assert time.monotonic() - begin < 30
+    assert not any(map(is_running, pids))
+    with pytest.raises(EngineClosed):
+        llm.generate([[1]], greedy(), use_tqdm=False)
+    llm.close()
+
+
+def test_odd_shapes_split_over_two_ranks_until_the_first_is_killed(odd_folder):
     with start(odd_folder) as llm:
         expected = tokens_of(llm.generate(PROMPTS, greedy(), use_tqdm=False))
     with start(odd_folder, tensor_parallel_size=2) as llm:
         assert tokens_of(llm.generate(PROMPTS, greedy(), use_tqdm=False)) == expected
+        assert_dies_of(llm, rank=0)
+
+
+def test_a_killed_second_rank_ends_the_call_and_leaves_nothing(folder):
+    with start(folder, tensor_parallel_size=2) as llm:
+        rendezvous = Path(llm.executor._folder)
+        assert rendezvous.is_dir()  # NCCL needs it for as long as the ranks live
+        assert_dies_of(llm, rank=1)
+        assert not rendezvous.exists()
 
 
 def test_a_size_that_does_not_divide_the_model_is_refused(folder):
@@ -96,25 +150,6 @@ def test_a_broken_checkpoint_ends_the_start_with_the_cause(folder, tmp_path):
         start(str(broken), tensor_parallel_size=2)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_ends_the_call_and_leaves_nothing(folder, rank):
-    with start(folder, tensor_parallel_size=2) as llm:
-        pids = llm.executor.worker_pids
-        llm.add_requests(PROMPTS, greedy(80))
-        for _ in range(3):
-            llm.step()
-        begin = time.monotonic()
-        os.kill(pids[rank], signal.SIGKILL)
-        with pytest.raises(StepFailed, match=f"rank {rank} ended with exit code -9"):
-            while True:
-                llm.step()
-        assert time.monotonic() - begin < 30
-        assert not any(map(is_running, pids))
-        with pytest.raises(EngineClosed):
-            llm.generate([[1]], greedy(), use_tqdm=False)
-        llm.close()
-
-
 def test_a_rank_that_raises_ends_the_call_with_its_traceback(folder):
     with start(folder, tensor_parallel_size=2) as llm:
         pids = llm.executor.worker_pids
@@ -125,19 +160,3 @@ def test_a_rank_that_raises_ends_the_call_with_its_traceback(folder):
         assert "rank 1: Traceback" in str(caught.value)
         assert "unknown message" in str(caught.value)
         assert not any(map(is_running, pids))
-
-
-def test_two_engines_with_ranks_live_in_one_process(folder):  # B29
-    with start(folder) as alone:
-        expected = tokens_of(alone.generate(PROMPTS, greedy(4), use_tqdm=False))
-    with (
-        start(folder, tensor_parallel_size=2) as first,
-        start(folder, tensor_parallel_size=2) as second,
-    ):
-        first.add_requests(PROMPTS, greedy(4))
-        assert tokens_of(second.generate(PROMPTS, greedy(4), use_tqdm=False)) == expected
-        outputs = []
-        while first.has_unfinished_requests:
-            outputs += first.step()
-        outputs.sort(key=lambda output: output.request_id)
-        assert tokens_of(outputs) == expected
