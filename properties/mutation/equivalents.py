@@ -1,7 +1,8 @@
 """Mutants that change nothing, each with the reason; kept beside the suite and not as pragmas.
 
 A pragma switches off a whole line with all its other mutants. Here the exact change is named: the
-function, and the line before and after without indentation. A change that is not listed and survives is a hole.
+function, and the line before and after without indentation. A change that is not listed and
+survives is a hole.
 """
 
 from __future__ import annotations
