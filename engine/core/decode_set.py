@@ -86,6 +86,11 @@ class DecodeSet:
         """How many members would be due at another clock."""
         return len(self._phases.get((remainder - clock) % self.block_size, ()))
 
+    def is_uneventful(self) -> bool:
+        """Whether no member needs a block in the step at hand and none fills one."""
+        clock, size = self.clock, self.block_size
+        return not (self.num_due(1 % size, clock) or self.num_due(0, clock))
+
     def num_tokens(self, sequence: Sequence) -> int:
         """Tokens of a member, the one that is being sampled included."""
         return sequence.base + self.clock

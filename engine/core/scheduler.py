@@ -183,6 +183,11 @@ class Scheduler:
             for offset in range(1, num_steps):
                 self._seal(record.unsealed)
                 self.state.decodes.step_run()
+                if offset < num_steps - 1 and self.state.decodes.is_uneventful():
+                    record.unsealed = []
+                    self.state.decodes.tick()
+                    self._next_step += 1
+                    continue
                 step = self._begin_step(tokens_open=False)
                 self.policy.serve(self.state, step, len(rows), [])
                 blocks.extend((offset, new) for new in step.new_blocks)
