@@ -129,7 +129,10 @@ class ForcedRunner:
         device: torch.device | str = "cpu",
     ) -> None:
         self.options = options
-        self.runner = ModelRunner(options, group or TpGroup(), torch.device(device))
+        place = torch.device(device)
+        if place.type == "cuda" and place.index is None:
+            place = torch.device("cuda", 0)
+        self.runner = ModelRunner(options, group or TpGroup(), place)
         self.model = self.runner.model
         self._step_hidden: Tensor | None = None
         self._tables = hashlib.sha256()

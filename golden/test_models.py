@@ -51,6 +51,7 @@ def test_planted_defect_is_caught(
             assert any(text.startswith(words) for text in stats.violations), words
 
 
+@pytest.mark.timeout(900)
 def test_real_model_follows_hf_on_real_prompts(smollm2_folder: Path) -> None:
     variant = Variant("torch", {"max_num_batched_tokens": 512, "max_model_len": 2049})
     rows = require_all(smollm2_results(smollm2_folder, "cpu", CPU_DTYPES[:2], [variant]))

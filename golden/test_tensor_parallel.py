@@ -81,6 +81,7 @@ def test_ranks_compute_what_one_computes_and_a_swapped_shard_is_noticed(
     assert judge_against_hf("swapped", bad[0], reference, torch.float32).status == "fail"
 
 
+@pytest.mark.timeout(900)
 def test_three_ranks_compute_the_real_model(smollm2_folder: Path) -> None:
     sequences = real_sequences(smollm2_folder, long_tokens=0)[:2]
     reference = Reference(sequences)
