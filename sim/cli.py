@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from engine.core.steplog import StepLogWriter
@@ -17,6 +19,7 @@ from sim.cli_options import (
     load_workload,
     run_options_of,
 )
+from sim.intervals import run_intervals
 from sim.metrics import Summary, parse_goodput
 from sim.outputs import STEP_LOG, OutputDirectory, write_outputs
 from sim.report import LATENCY_COLUMNS, fact_rows, latency_rows, warnings_of
@@ -50,17 +53,38 @@ def run_main(argv: Sequence[str]) -> int:
     workload = load_workload(arguments)
     plan = RunPlan(workload, deployment, options, slos_ms, arguments.seed)
     progress = _progress(len(workload))
+    intervals = _intervals_of(arguments, plan)
     if output is None:
-        run = simulate(plan, parts, on_progress=progress)
+        run = _with_intervals(simulate(plan, parts, on_progress=progress), intervals)
     else:
         with output:
             with StepLogWriter(output.path / STEP_LOG, log_header(plan, parts)) as log:
-                run = simulate(plan, parts, log, progress)
+                run = _with_intervals(simulate(plan, parts, log, progress), intervals)
             write_outputs(run, output.path, arguments.perfetto)
     if progress is not None:
         print(file=sys.stderr)
     _print_result(run, arguments.json, arguments.out)
     return 0
+
+
+def _intervals_of(arguments: argparse.Namespace, plan: RunPlan) -> Summary | None:
+    """The intervals that were asked for; each replicate draws its own workload."""
+    if not arguments.intervals:
+        return None
+
+    def plan_of(seed: int) -> RunPlan:
+        drawn = argparse.Namespace(**{**vars(arguments), "seed": seed})
+        return replace(plan, workload=load_workload(drawn), seed=seed)
+
+    return run_intervals(plan_of, arguments.seed, arguments.intervals)
+
+
+def _with_intervals(run: Run, intervals: Summary | None) -> Run:
+    if intervals is not None:
+        ours = run.summary["sim"]
+        assert isinstance(ours, dict)
+        ours["intervals"] = intervals
+    return run
 
 
 def _print_result(run: Run, as_json: bool, out: Path | None) -> None:

@@ -45,6 +45,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     run = parser.add_argument_group("run and output")
     run.add_argument("--seed", type=int, default=0, help="seed of everything that is drawn")
     run.add_argument(
+        "--intervals",
+        type=int,
+        default=0,
+        metavar="N",
+        help="90 %% intervals from N runs with other seeds and resampled step errors",
+    )
+    run.add_argument(
         "--on-oversize",
         default="reject",
         metavar="|".join(ON_OVERSIZE),

@@ -53,9 +53,22 @@ def number(value: object, digits: int = 4) -> str:
 def latency_rows(summary: Summary) -> list[list[str]]:
     """Latencies in ms: one row per metric, columns as in `LATENCY_COLUMNS`."""
     return [
-        [label, *(number(summary[f"{column}_{key}_ms"]) for column in LATENCY_COLUMNS)]
+        [label, *(_latency_cell(summary, f"{column}_{key}_ms") for column in LATENCY_COLUMNS)]
         for label, key in LATENCIES
     ]
+
+
+def _latency_cell(summary: Summary, key: str) -> str:
+    sim = summary["sim"]
+    assert isinstance(sim, dict)
+    if summary[key] is None and not sim.get("stable", True):
+        return "unstable"
+    interval = sim.get("intervals", {}).get("bounds", {}).get(key)
+    text = number(summary[key])
+    if interval is None:
+        return text
+    low, high = interval
+    return f"{text} [{number(low, 3)} - {number(high, 3)}]"
 
 
 def fact_rows(summary: Summary) -> list[list[str]]:
@@ -72,6 +85,10 @@ def fact_rows(summary: Summary) -> list[list[str]]:
     if "request_goodput" in summary:
         slos = " ".join(f"{name}:{limit:g}" for name, limit in sim["slo_ms"].items())
         rows.append([f"goodput ({slos} ms)", f"{number(summary['request_goodput'])} req/s"])
+    intervals = sim.get("intervals")
+    if intervals:
+        made = f"{intervals['replicates']} replicates: {' and '.join(intervals['resampled'])}"
+        rows.append([f"[ ] {intervals['level']:.0%} intervals", made])
     rows += [
         ["KV utilisation, mean / peak", _pair(sim, "mean_kv_utilisation", "peak_kv_utilisation")],
         ["prefix hit rate, all / first admission",
@@ -87,6 +104,11 @@ def warnings_of(summary: Summary) -> list[str]:
     sim = summary["sim"]
     assert isinstance(sim, dict)
     warnings = []
+    if not sim.get("stable", True):
+        warnings.append(
+            "unstable at this rate: requests in the system kept growing while requests arrived,"
+            " so latencies grow with the length of the run and their tails are left out"
+        )
     for reason, count in sim["rejections"].items():
         warnings.append(f"{number(count)} requests were left out: {reason}")
     if sim["requests"]["unsent"]:

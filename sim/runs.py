@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 from engine.core.steplog import LogHeader
 from sim.metrics import Summary, summarize
+from sim.planning.judge import is_stable
 from sim.router import make_router
 from sim.server import StepLog
 from sim.setup import Deployment, Parts, build, check_ranges, num_extrapolated, versions
@@ -77,8 +78,18 @@ def simulate(
     ours = summary["sim"]
     assert isinstance(ours, dict)
     ours["num_extrapolated_steps"] = num_extrapolated(parts.costs)
+    ours["stable"] = is_stable(result.ledger)
+    if not ours["stable"]:
+        _drop_tails(summary, ours)
     ours["provenance"] = provenance(plan, parts)
     return Run(result, summary, parts)
+
+
+def _drop_tails(summary: Summary, ours: Summary) -> None:
+    """Tails of a queue that grows depend on the length of the run, so they are no result."""
+    for percent in (90, 95, 99):
+        summary[f"p{percent}_ttft_ms"] = summary[f"p{percent}_e2el_ms"] = None
+        ours[f"p{percent}_queue_ms"] = None
 
 
 def provenance(plan: RunPlan, parts: Parts) -> dict[str, object]:
