@@ -47,7 +47,13 @@ def search_main(argv: list[str]) -> int:
     parser.add_argument("--policy", choices=("mixed", "prefill_first"), help="default: both")
     parser.add_argument("--target", default=KERNEL, help="module:factory of another scheduler")
     parser.add_argument("--out", type=Path, default=Path("out/failures"), help="failure files")
-    parser.add_argument("--json", type=Path, help="also write the record to this file")
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="write the record to this file, or print it instead of the text",
+    )
     args = parser.parse_args(argv)
     load_factory(args.target)  # a typing error shows before any work
     seconds = args.seconds
@@ -55,13 +61,18 @@ def search_main(argv: list[str]) -> int:
         seconds = 60.0
     result = search(args.seed, seconds, args.workloads, args.jobs, args.policy, args.target)
     record = _record(result, args)
-    _report(result)
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    text = json.dumps(record, indent=1)
+    if args.json == "-":
+        print(text)
+    else:
+        _report(result)
+    if args.json not in (None, "-"):
+        path = Path(args.json)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
     for seed, mode, law, _ in result.failures[:3]:
-        path = _write(args, seed, mode, law)
-        print(f"replay with: lockstep verify replay {path}")
+        written = _write(args, seed, mode, law)
+        print(f"replay with: lockstep verify replay {written}", file=sys.stderr)
     return 1 if result.failures or result.missed_goals else 0
 
 

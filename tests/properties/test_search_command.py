@@ -28,6 +28,11 @@ def test_search_reports_goals_and_writes_a_record(tmp_path, capsys):
     assert written["goals"]["preemption"] > 0
 
 
+def test_search_prints_the_record_alone_where_it_is_asked_for(capsys):
+    assert main(["verify", "search", "--workloads", "20", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["workloads"] == 20
+
+
 def test_search_runs_in_several_processes():
     assert main(["verify", "search", "--workloads", "1200", "--seed", "4", "--jobs", "2"]) == 0
 
@@ -37,7 +42,7 @@ def test_failure_is_written_shrunk_and_replayed(tmp_path, capsys):
     assert main([*words, "--out", str(tmp_path)]) == 1
     files = sorted(tmp_path.iterdir())
     assert files
-    assert str(files[0]) in capsys.readouterr().out
+    assert str(files[0]) in capsys.readouterr().err
     record = read_failure(files[0])
     assert record["law"] in files[0].name
     assert main(["verify", "replay", str(files[0])]) == 1
