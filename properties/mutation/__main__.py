@@ -72,6 +72,7 @@ def prepare(folder: Path) -> None:
     mutated = "\n".join(f"    engine/core/{name}.py" for name in MUTATED)
     (folder / "setup.cfg").write_text(SETTINGS.format(mutated=mutated))
     (folder / "conftest.py").write_text("")
+    (folder / "commit.txt").write_text(commit())
 
 
 def outcomes(folder: Path) -> dict[str, str]:
@@ -119,7 +120,7 @@ def report(folder: Path, minutes: float) -> dict[str, object]:
     judged = killed + len(alive)
     return {
         "command": "make mutate",
-        "commit": commit(),
+        "commit": (folder / "commit.txt").read_text().strip(),
         "python": platform.python_version(),
         "mutmut": version("mutmut"),
         "files": [f"engine/core/{name}.py" for name in MUTATED],
