@@ -110,14 +110,20 @@ def search_seed(
         floor = _UNLOADED * saturated.throughput
     rate = rounded(start)
     yield from _bracket(make, found, rate, step, floor or rate * _UNLOADED)
+    yield from _bisect(make, found, tolerance)
+    return found
+
+
+def _bisect(
+    make: Callable[[float | None, int], Trial], found: SeedCapacity, tolerance: float
+) -> Generator[Sequence[Trial], Sequence[TrialResult], None]:
     while found.low is not None and found.high is not None:
         if found.high / found.low <= 1 + tolerance:
-            break
+            return
         middle = rounded(math.sqrt(found.low * found.high))
         if middle in found.tested:
-            break
+            return
         yield from _test(make, found, middle)
-    return found
 
 
 def _bracket(
@@ -155,13 +161,10 @@ def check_around(
     results = yield [make(rate, found.seed) for rate in fresh]
     found.tested.update(zip(fresh, results, strict=True))
     found.settle()
-    while found.low is not None and found.high is not None:
-        if found.high / found.low <= 1 + tolerance:
-            break
-        middle = rounded(math.sqrt(found.low * found.high))
-        if middle in found.tested:
-            break
-        yield from _test(make, found, middle)
+    if found.low is None and found.high is not None:
+        below = rounded(found.high / _FIRST_STEP)
+        yield from _bracket(make, found, below, _FIRST_STEP, below * _UNLOADED)
+    yield from _bisect(make, found, tolerance)
     return found
 
 

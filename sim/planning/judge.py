@@ -205,7 +205,9 @@ def is_stable(ledger: Ledger) -> bool:
 
     Only arrivals after the first half of the time count: a run that begins empty fills up first.
     """
-    arrivals = np.sort(_column(ledger.arrival_ns))
+    status = np.frombuffer(ledger.status, dtype=np.int8)
+    served = (status == COMPLETED) | (status == PENDING)
+    arrivals = np.sort(_column(ledger.arrival_ns)[served])
     arrivals = arrivals[arrivals >= 0]
     if len(arrivals) < _MIN_FOR_STABILITY:
         return True
