@@ -497,3 +497,63 @@ def test_c89_a_preempted_sharer_comes_back_with_the_shared_part(policy):
     add(scheduler, 1, [*shared, 200], 12)
     resumed = [a for plan in drain(scheduler) for a in plan.admitted if a.resumed]
     assert all(a.hit_tokens >= 16 for a in resumed)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_c30_a_token_in_flight_of_a_preempted_request_is_counted_once(policy):
+    preempted_in_flight = 0
+    for num_blocks in range(3, 9):
+        for outputs in range(2, 6):
+            scheduler = make(
+                policy, block_size=2, num_blocks=num_blocks, async_scheduling=True, max_num_seqs=4
+            )
+            for name in range(3):
+                add(scheduler, name, [10 * name], outputs)
+            expected: dict[object, list[int]] = {0: [], 1: [], 2: []}
+            open_plans: list[StepPlan] = []
+            while scheduler.has_work or open_plans:
+                while scheduler.has_work and len(open_plans) < 2:
+                    open_plans.append(scheduler.schedule())
+                if len(open_plans) == 2:
+                    in_flight = set(open_plans[0].sampled_ids)
+                    preempted_in_flight += len(in_flight & set(open_plans[1].preempted))
+                plan = open_plans.pop(0)
+                tokens = [100 * int(n) + len(expected[n]) for n in plan.sampled_ids]
+                outcome = scheduler.commit(plan, tokens)
+                for name, token in zip(outcome.sampled, outcome.token_ids, strict=True):
+                    expected[name].append(token)
+                for ended in outcome.finished:
+                    assert list(ended.output_token_ids) == expected[ended.request_id]
+                    assert len(ended.output_token_ids) == outputs
+    assert preempted_in_flight > 0
+
+
+def test_c34_blocks_that_a_step_in_flight_writes_are_not_handed_out():
+    scheduler = make(num_blocks=3, async_scheduling=True)
+    add(scheduler, 0, range(5), 6, stop_token_ids=frozenset({7}))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    held = set(scheduler.block_table(0))
+    (ended,) = scheduler.commit(first, [7]).finished
+    assert ended.reason == "stop"
+    assert not held & set(scheduler.free_order())  # the second step still writes to them
+    add(scheduler, 1, range(50, 58), 1)
+    blocked = scheduler.schedule()
+    assert not held & {block for new in blocked.new_blocks for block in new.block_ids}
+    outcome = scheduler.commit(second, [8])
+    assert not outcome.sampled
+    scheduler.commit(blocked, [])
+    assert step(scheduler).admitted[0].request_id == 1
+
+
+def test_abort_that_waits_for_a_failed_step_takes_effect_and_spares_the_next_owner_of_the_id():
+    scheduler = make(max_num_seqs=1)
+    add(scheduler, 0, range(5), 3)
+    add(scheduler, 1, range(5), 3)
+    plan = scheduler.schedule()
+    assert scheduler.abort(1) is None
+    reasons = {ended.request_id: ended.reason for ended in scheduler.discard(plan)}
+    assert reasons == {0: "error", 1: "abort"}
+    add(scheduler, 1, range(5), 1)
+    plan = scheduler.schedule()
+    (ended,) = scheduler.commit(plan, [3]).finished
+    assert ended.reason == "length"
