@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +43,12 @@ def test_cell_serves_the_same_numbers(cell: Cell, matrix: Matrix) -> None:
 def test_the_same_cell_again_is_bitwise_equal(matrix: Matrix) -> None:
     """The inverse test of the table: equality is seen where the arithmetic is the same."""
     assert matrix.run(BASE).measured["bitwise"] == "yes"
+
+
+def test_the_policy_alone_changes_no_bit(matrix: Matrix) -> None:
+    """The one cell that promises equality: the same shapes are computed in the same order."""
+    other = dataclasses.replace(BASE, policy="prefill_first")
+    assert matrix.run(other).measured["bitwise"] == "yes"
 
 
 def test_every_condition_occurs_in_the_matrix() -> None:
