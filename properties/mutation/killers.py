@@ -11,6 +11,7 @@ import pytest
 
 from engine.core.config import KernelConfig
 from engine.core.errors import RequestRejected
+from engine.core.free_list import FreeList
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler, StepOrderError, UnknownRequest
 from engine.core.tokens import Prompt
@@ -47,11 +48,26 @@ def test_a_few_workloads_with_several_half_done_prompts() -> None:
         workload = random_workload(seed, "mixed")
         config = replace(
             workload.config,
-            long_prefill_token_threshold=1 + seed % 3,
+            long_prefill_token_threshold=1 + seed % 7,
+            reserve_full_prompt=seed % 2 == 0,
+            num_blocks=2 + seed % 4,
             max_num_batched_tokens=2 + seed % 5,
             max_num_seqs=4,
         )
         run_workload(replace(workload, config=config))
+
+
+def test_the_free_list_knows_its_length() -> None:
+    free = FreeList()
+    for count, block in enumerate((3, 0, 7), start=1):
+        free.push(block)
+        assert len(free) == count
+    free.remove(0)
+    assert len(free) == 2
+    assert (free.pop(), len(free)) == (3, 1)
+    assert (free.pop(), len(free)) == (7, 0)
+    free.push(0)
+    assert list(free) == [0]
 
 
 def test_blocks_that_were_never_used_have_neither_holders_nor_key() -> None:
