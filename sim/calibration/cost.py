@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,12 @@ class CalibratedCost:
         host = dict(zip(HOST_NAMES, profile.host_ns, strict=True))
         self._kv_ns = step["kv_read"] / 1e3
         self._kv_shared_ns = self._kv_ns * (1 - SHARED_READ_COST)
+        self._sequence_ns, self._chunk_ns = step["sequence"], step["chunk"]
+        self._chunk_kv_ns, self._pair_ns = step["chunk_kv"] / 1e3, step["chunk_pairs"] / 1e6
+        self._recent_ns = step["recent"] / 1e3
+        self._recent_token_ns = step["recent_tokens"] / 1e6
+        self._by_tokens: dict[int, float] = {}
+        self._gaps: dict[int, float] = {}
         # Every request is taken in and ended exactly once.
         self._request_ns = host["added"] + host["finished"]
         self._prompt_token_ns = host["added_tokens"] / 1e3
@@ -77,8 +83,7 @@ class CalibratedCost:
             return self.decode_run_ns(
                 features.num_decodes, features.decode_context_sum, 1, features.kv_shared_tokens
             )[0]
-        terms = step_row(work_row(features, self._recent), self._graphs)
-        step_ns = sum([a * b for a, b in zip(terms, self._step_ns, strict=True)])
+        step_ns = self._mixed_ns(features)
         if self._noise is not None:
             kind = kind_of(self._graphs, features.num_tokens, True)
             step_ns *= 1 + self._noise.peek(kind, 1)[0]
@@ -156,17 +161,49 @@ class CalibratedCost:
         return ", ".join(f"{limit:,} {name}" for name, limit in self.profile.limits.items())
 
     def _gap_ns(self, num_sampled: int) -> float:
-        terms = host_row(num_sampled, 0, 0, 0)
-        return sum([a * b for a, b in zip(terms, self._host_ns, strict=True)])
+        gap_ns = self._gaps.get(num_sampled)
+        if gap_ns is None:
+            gap_ns = self._gaps[num_sampled] = _dot(host_row(num_sampled, 0, 0, 0), self._host_ns)
+        return gap_ns
+
+    def _mixed_ns(self, features: StepFeatures) -> float:
+        """The terms of a step with chunks; those that depend on the tokens alone are kept."""
+        tokens, pairs, chunk_context = 0, 0, 0
+        for first, num_tokens in features.chunks:
+            tokens += num_tokens
+            chunk_context += first + num_tokens
+            pairs += num_tokens * first + num_tokens * (num_tokens + 1) // 2
+        decodes, context, chunks = (
+            features.num_decodes,
+            features.decode_context_sum,
+            features.chunks,
+        )
+        tokens += decodes
+        fixed = self._by_tokens.get(tokens)
+        if fixed is None:
+            # No sequences, one chunk: only what its tokens cost is left after taking it off.
+            work = (0, 1, tokens, 0, 0, 0, 0, 0, 0)
+            fixed = _dot(step_row(work, self._graphs), self._step_ns)
+            fixed = self._by_tokens[tokens] = fixed - self._sequence_ns - self._chunk_ns
+        shared = min(features.kv_shared_tokens, context)
+        return (
+            fixed
+            + (decodes + len(chunks)) * self._sequence_ns
+            + len(chunks) * self._chunk_ns
+            + context * self._kv_ns
+            - shared * self._kv_shared_ns
+            + chunk_context * self._chunk_kv_ns
+            + pairs * self._pair_ns
+            + self._recent * (self._recent_ns + tokens * self._recent_token_ns)
+        )
 
     def _enter(self, num_rows: int) -> _Rows:
         """Computes what all decode steps of a batch size share."""
         empty = StepFeatures(num_rows, 0, (), num_rows)
         fixed, with_recent = (
-            sum(a * b for a, b in zip(step_row(work_row(empty, recent), self._graphs),
-                                      self._step_ns, strict=True))
+            _dot(step_row(work_row(empty, recent), self._graphs), self._step_ns)
             for recent in (0.0, 1.0)
-        )  # fmt: skip
+        )
         physics, sheet = self._physics, self._physics.hardware
         # Prediction and limits are linear in the context: compare their starts and their slopes.
         slopes = (
@@ -249,6 +286,10 @@ class Noise:
     def describe(self) -> Mapping[str, Any]:
         """Seed and log."""
         return {"seed": self._seed, "log": self._source.name}
+
+
+def _dot(terms: Sequence[float], coefficients: Sequence[float]) -> float:
+    return sum([a * b for a, b in zip(terms, coefficients, strict=True)])
 
 
 def _decayed(recent: float, steps: int) -> float:

@@ -26,8 +26,8 @@ from sim.calibration.cost import CalibratedCost, Noise
 from sim.calibration.evaluate import KINDS
 from sim.calibration.fit import fit_steps, leave_one_out
 from sim.calibration.profile import load_profile, parse_profile, save_profile, shipped_profiles
-from sim.calibration.samples import read_samples
-from sim.calibration.terms import HOST_NAMES, STEP_NAMES, VLLM_GRAPH_SIZES, Graphs
+from sim.calibration.samples import next_recent, read_samples, work_row
+from sim.calibration.terms import HOST_NAMES, STEP_NAMES, VLLM_GRAPH_SIZES, Graphs, step_row
 from sim.cost.features import StepFeatures
 from sim.cost.physics import Physics
 from sim.hardware import hardware_named
@@ -83,6 +83,19 @@ class TestModel:
             (first, length), *others = step.chunks
             for bigger in ((first + more, length), (first, length + more)):
                 assert time_ns(replace(step, chunks=(bigger, *others))) >= before
+
+    @settings(max_examples=200, deadline=None)
+    @given(step=steps, recent=st.sampled_from([0, 2048]), shared=st.sampled_from([0, 160]))
+    def test_the_simulator_predicts_what_the_fit_does(self, step, recent, shared):
+        """The fit multiplies columns of terms, the simulator keeps what it can."""
+        step = replace(step, kv_shared_tokens=shared)
+        model = cost()
+        if recent:
+            model.observe(features(0, 0, [(0, recent)]), 1)
+        terms = step_row(work_row(step, next_recent(0.0, recent)), PROFILE.graphs)
+        expected = float(np.dot(terms, PROFILE.step_ns)) + model.gap_ns(step.num_sampled)
+        expected = max(expected, PHYSICS.floor_ns(PHYSICS.step_work(step)))
+        assert model.step_time_ns(step) == pytest.approx(expected, abs=3)
 
     @settings(max_examples=100, deadline=None)
     @given(step=steps, shared=st.integers(0, 100_000))
