@@ -51,7 +51,7 @@ def test_a_few_workloads_with_several_half_done_prompts() -> None:
             long_prefill_token_threshold=1 + seed % 7,
             reserve_full_prompt=seed % 2 == 0,
             num_blocks=2 + seed % 4,
-            max_num_batched_tokens=2 + seed % 5,
+            max_num_batched_tokens=2 + seed % 5 if seed % 3 else 32,
             max_num_seqs=4,
         )
         run_workload(replace(workload, config=config))
