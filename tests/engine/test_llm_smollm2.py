@@ -27,33 +27,38 @@ def folder(smollm2_folder):
 
 
 @pytest.fixture(scope="module")
-def expected(folder):
-    """HF's greedy ids and texts."""
+def outputs(folder):
+    """The engine's greedy outputs; the tests compare others with them and them with HF."""
+    with LLM(folder, device="cpu", max_model_len=256, max_num_seqs=4) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
+        return llm.generate(PROMPTS, params, use_tqdm=False)
+
+
+@pytest.fixture(scope="module")
+def expected(folder, outputs):
+    """HF's greedy ids and texts.
+
+    One pass of HF over prompt and output is enough: if its argmax after every prefix is the next
+    token, then its own greedy search, step by step, finds these tokens.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     found = []
-    for prompt in PROMPTS:
-        ids = tokenizer(prompt, return_tensors="pt").input_ids
+    for prompt, ids in zip(PROMPTS, tokens_of(outputs), strict=True):
+        start = tokenizer(prompt).input_ids
         with torch.inference_mode():
-            out = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=MAX_TOKENS,
-                do_sample=False,
-            )
-        new = out[0, ids.shape[1] :].tolist()
+            logits = model(torch.tensor([[*start, *ids]])).logits[0]
+        new = logits.argmax(-1)[len(start) - 1 : -1].tolist()
         found.append((new, tokenizer.decode(new, skip_special_tokens=True)))
     return found
 
 
-def test_greedy_text_is_that_of_hf(folder, expected):
-    with LLM(folder, device="cpu", max_model_len=256, max_num_seqs=4) as llm:
-        params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
-        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+def test_greedy_text_is_that_of_hf(outputs, expected):
     assert tokens_of(outputs) == [ids for ids, _ in expected]
+    assert [len(ids) for ids in tokens_of(outputs)] == [MAX_TOKENS] * len(PROMPTS)
     assert [output.outputs[0].text for output in outputs] == [text for _, text in expected]
     assert "Paris" in outputs[0].outputs[0].text
 
