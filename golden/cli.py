@@ -100,9 +100,10 @@ def _finish(args: argparse.Namespace, results: Iterable[object], command: str, d
     started = time.perf_counter()
     rows: list[CaseResult] = []
 
-    def record() -> dict[str, object]:
+    def record(complete: bool) -> dict[str, object]:
         seconds = time.perf_counter() - started
-        return make_record(rows, command, torch.device(device), args.commit, seconds)
+        place = torch.device(device)
+        return make_record(rows, command, place, args.commit, seconds, complete)
 
     for row in results:
         assert isinstance(row, CaseResult)
@@ -110,8 +111,8 @@ def _finish(args: argparse.Namespace, results: Iterable[object], command: str, d
         print(_progress(row), flush=True)
         # A run that is cut short leaves what it had.
         if args.out is not None and len(rows) % 20 == 0:
-            write_record(record(), args.out)
-    final = record()
+            write_record(record(complete=False), args.out)
+    final = record(complete=True)
     if args.out is not None:
         write_record(final, args.out)
     if args.report is not None:

@@ -26,8 +26,12 @@ def make_record(
     device: torch.device,
     commit: str | None = None,
     seconds: float = 0.0,
+    complete: bool = True,
 ) -> dict[str, Any]:
-    """Everything that a reader needs to trust or repeat the numbers."""
+    """Everything that a reader needs to trust or repeat the numbers.
+
+    `complete` is False for what is written while the run goes on.
+    """
     statuses = [row.status for row in results]
     return {
         "format": FORMAT,
@@ -38,7 +42,8 @@ def make_record(
         "versions": {**installed_versions(device), "python": platform.python_version()},
         "seconds": round(seconds, 1),
         "counts": {word: statuses.count(word) for word in ("pass", "fail", "error", "skip")},
-        "failure": run_failed(results),
+        "complete": complete,
+        "failure": run_failed(results) if complete else "the run was cut short",
         "cases": [row.to_json() for row in results],
     }
 

@@ -58,6 +58,12 @@ def test_a_run_fails_on_a_bad_case_or_if_nothing_ran():
     assert run_failed([]) is not None
 
 
+def test_a_run_that_was_cut_short_says_so():
+    made = make_record(rows(), "c", torch.device("cpu"), "abc", complete=False)
+    assert "cut short" in made["failure"]
+    assert "FAILED: the run was cut short" in to_markdown(made)
+
+
 def test_record_survives_its_file_and_counts_everything(tmp_path):
     made = record(rows())
     path = tmp_path / "deep" / "r.json"
