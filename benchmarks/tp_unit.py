@@ -182,8 +182,8 @@ def profile_record(answers, num_steps, step_ms):
                 "span_ms_per_step": profile.span_ms / num_steps,
                 "busy_ms_per_step": profile.busy_ms / num_steps,
                 "collective_ms_per_step": collective_ms,
-                "share_of_span": profile.collective_ms / profile.span_ms,
-                "share_of_busy": profile.collective_ms / profile.busy_ms,
+                "share_of_span": share(profile.collective_ms, profile.span_ms),
+                "share_of_busy": share(profile.collective_ms, profile.busy_ms),
                 "share_of_step": collective_ms / step_ms,
                 "kernels": [
                     {
@@ -196,6 +196,12 @@ def profile_record(answers, num_steps, step_ms):
             }
         )
     return {"steps": num_steps, "step_ms": step_ms, "ranks": ranks}
+
+
+def share(part_ms, whole_ms):
+    if not whole_ms:
+        raise AssertionError("the profiler saw no kernel")
+    return part_ms / whole_ms
 
 
 # Loss of a rank ----------------------------------------------------------------------------------
