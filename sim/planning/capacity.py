@@ -133,6 +133,7 @@ def _bracket(
     step: float,
     floor: float,
 ) -> Generator[Sequence[Trial], Sequence[TrialResult], None]:
+    floor = rounded(floor)
     yield from _test(make, found, rate)
     while found.low is None or found.high is None:
         if found.low is None and rate <= floor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from array import array
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -21,11 +22,13 @@ from sim.planning.trial import TrialResult
 from sim.workloads.table import Workload
 
 
+@dataclass(frozen=True)
 class FakeTrial:
-    """Stands for a trial; `replace` of dataclasses is not needed before a miss at the floor."""
+    """What a search reads and replaces of a trial."""
 
-    def __init__(self, rate, seed):
-        self.rate, self.seed = rate, seed
+    rate: float | None
+    seed: int
+    early_stop: bool = True
 
 
 def drive(search, met, saturated=100.0):
@@ -54,6 +57,15 @@ def test_bisection_brackets_the_capacity_within_the_tolerance(capacity, toleranc
     assert found.high / found.low <= 1 + tolerance
     assert abs(found.rate / capacity - 1) <= tolerance
     assert len(asked) <= 16
+
+
+@pytest.mark.parametrize("saturated", [0.0123456789, 1.2345678, 99.999999, 12345.678])
+def test_a_limit_that_nothing_meets_ends_with_one_whole_run(saturated):
+    """The lowest rate is tried twice: the second time to the end, to say what was missing."""
+    found, asked = drive(search_seed(FakeTrial, 0, 0.02), lambda rate: False, saturated)
+    assert found.rate is None and found.low is None
+    assert len(asked) < 12
+    assert asked[-1] == asked[-2] == min(asked) <= 0.0201 * saturated
 
 
 def test_a_start_near_the_capacity_saves_runs():
