@@ -16,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -96,33 +97,46 @@ def batches(args, num_gpus):
 
 
 def run_batch(batch, args, out, gpus, left_s):
-    running = []
-    for place, (kind, model, size) in enumerate(batch):
-        part = out / f"part-{kind}-{model}-tp{size}.json"
-        limit_s = min(UNIT_LIMIT_S[kind] if args.device == "cuda" else CPU_LIMIT_S, left_s)
-        unit = {"kind": kind, "model": model, "tp": size, "beside": len(batch) - 1}
-        if limit_s < LEAST_UNIT_S:
-            running.append((unit | {"error": "no time left"}, part, None, 0.0))
-            continue
-        mine = gpus[place * size : (place + 1) * size]
-        print(f"-- {kind} {model} tp {size} on {mine or 'cpu'}", flush=True)
-        command = [sys.executable, str(HERE / "tp_unit.py"), "--kind", kind, "--model", model]
-        command += ["--tp", str(size), "--part", str(part), "--gpus", ",".join(mine)]
-        command += ["--device", args.device, "--passes", str(args.passes)]
-        command += ["--tiny"] * args.tiny
-        # The second policy costs a start of its own; one model is enough for it.
-        both = size > 1 and model == args.models[0] and not args.tiny
-        command += ["--policies", POLICIES if both else "mixed"]
-        environment = dict(os.environ)
-        if mine:
-            # nvidia-smi counts in this order too.
-            environment |= {
-                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-                "CUDA_VISIBLE_DEVICES": ",".join(mine),
-            }
-        process = subprocess.Popen(command, env=environment, start_new_session=True)
-        running.append((unit, part, process, time.monotonic() + limit_s))
-    return [finish(*item) for item in running]
+    with tempfile.TemporaryDirectory(prefix="gpu-tp-", ignore_cleanup_errors=True) as scratch:
+        running = []
+        for place, (kind, model, size) in enumerate(batch):
+            part = out / f"part-{kind}-{model}-tp{size}.json"
+            limit_s = min(UNIT_LIMIT_S[kind] if args.device == "cuda" else CPU_LIMIT_S, left_s)
+            unit = {"kind": kind, "model": model, "tp": size, "beside": len(batch) - 1}
+            if limit_s < LEAST_UNIT_S:
+                running.append((unit | {"error": "no time left"}, part, None, 0.0))
+                continue
+            mine = gpus[place * size : (place + 1) * size]
+            print(f"-- {kind} {model} tp {size} on {mine or 'cpu'}", flush=True)
+            process = subprocess.Popen(
+                command_of(kind, model, size, args, part, mine),
+                env=environment_of(Path(scratch) / str(place), mine),
+                start_new_session=True,
+            )
+            running.append((unit, part, process, time.monotonic() + limit_s))
+        return [finish(*item) for item in running]
+
+
+def command_of(kind, model, size, args, part, gpus):
+    command = [sys.executable, str(HERE / "tp_unit.py"), "--kind", kind, "--model", model]
+    command += ["--tp", str(size), "--part", str(part), "--gpus", ",".join(gpus)]
+    command += ["--device", args.device, "--passes", str(args.passes)]
+    command += ["--tiny"] * args.tiny
+    # The second policy costs a start of its own; one model is enough for it.
+    both = size > 1 and model == args.models[0] and not args.tiny
+    return [*command, "--policies", POLICIES if both else "mixed"]
+
+
+def environment_of(scratch, gpus):
+    """That of this process, so that settings of NCCL reach the ranks."""
+    scratch.mkdir()
+    # In a folder of its own a file left behind cannot be a neighbour's.
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    if gpus:
+        # nvidia-smi counts in this order too.
+        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    return environment
 
 
 def finish(unit, part, process, deadline):

@@ -56,7 +56,7 @@ class Leftovers:
     def new_files(self):
         """A second look leaves out what neighbours held for a moment."""
         first = shared_files() - self._files
-        time.sleep(1.0 if first else 0.0)
+        time.sleep(2.0 if first else 0.0)
         return first & shared_files()
 
 
