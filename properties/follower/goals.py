@@ -86,7 +86,7 @@ def note_victim(follower: Follower, track: Track) -> None:
     """Before a victim's blocks are released."""
     reached = follower.ledger.goals
     reached["preemption"] += 1
-    if not track.sampled:
+    if not track.sampled and not track.pending:
         reached["preemption in mid-prompt"] += 1
     if any(follower.blocks.refs[block] > 1 for block in track.table):
         reached["preemption of a sharer"] += 1
@@ -136,7 +136,7 @@ def note_step(follower: Follower, step: OpenStep, victims: list[Track]) -> None:
         reached["all seats taken"] += 1
     decodes = chunks = 0
     for track, first, count, samples, _ in step.entries:
-        if track.sampled:
+        if track.sampled or track.pending > samples:  # the latter with a token on its way
             decodes += 1
         else:
             chunks += 1
