@@ -76,6 +76,7 @@ def fact_rows(summary: Summary) -> list[list[str]]:
     sim = summary["sim"]
     assert isinstance(sim, dict)
     rows = [
+        ["cost model", _cost_text(sim)],
         ["requests completed", f"{number(summary['completed'])} of {number(_num_requests(sim))}"],
         ["simulated time", f"{number(summary['duration'])} s"],
         ["request throughput", f"{number(summary['request_throughput'])} req/s"],
@@ -97,6 +98,16 @@ def fact_rows(summary: Summary) -> list[list[str]]:
         ["MFU / MBU of busy time", _pair(sim, "mfu", "mbu")],
     ]  # fmt: skip
     return rows
+
+
+def _cost_text(sim: Mapping[str, object]) -> str:
+    """Which cost model a run used, and what a calibrated one was made from."""
+    provenance = sim.get("provenance")
+    assert isinstance(provenance, Mapping)
+    cost = provenance["cost"]
+    if cost["name"] != "calibrated":
+        return str(cost["name"])
+    return f"calibrated on {len(cost['sources'])} logs of {cost['engine']}, {cost['hardware']}"
 
 
 def warnings_of(summary: Summary) -> list[str]:
