@@ -46,6 +46,10 @@ class ModelCase:
     settings: dict[str, Any] = field(hash=False)
     weight_std: float = 0.12
     norm_spread: float = 0.5  # norm weights are uniform in 1 +- spread
+    # Exponent of the Pareto lengths of the head's rows; None leaves them equal. Equal rows of a
+    # large vocabulary give flat logits, whose best two are too close to judge a token by.
+    head_tail: float | None = None
+    head_scale: float = 1.0  # keeps the largest logits, and so KL, in the usual range
 
 
 def _tiny(name: str, family: str, **changes: object) -> ModelCase:
@@ -59,7 +63,14 @@ TINY_MODELS = (
     _tiny("qwen3-gqa-tied", "Qwen3", tie_word_embeddings=True),
     _tiny("qwen3-untied-bias-yarn", "Qwen3", attention_bias=True, rope_parameters=YARN_ROPE),
     _tiny("qwen3-wide-head", "Qwen3", head_dim=32, num_key_value_heads=2),
-    _tiny("qwen3-long", "Qwen3", max_position_embeddings=2048),
+    _tiny(
+        "qwen3-head-64",
+        "Qwen3",
+        head_dim=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+    ),
     _tiny("qwen2-bias", "Qwen2"),
     _tiny("qwen2-tied-mha", "Qwen2", tie_word_embeddings=True, num_key_value_heads=8),
     _tiny("llama-gqa", "Llama"),
@@ -106,7 +117,15 @@ def qwen3_shape(name: str, layers: int | None = None) -> ModelCase:
     }
     if layers is not None:
         settings["num_hidden_layers"] = layers
-    return ModelCase(name, "Qwen3", settings, weight_std=0.02)
+    tied = bool(settings["tie_word_embeddings"])
+    return ModelCase(
+        name,
+        "Qwen3",
+        settings,
+        weight_std=0.02,
+        head_tail=4.0 if tied else 3.0,
+        head_scale=0.3 if tied else 0.05,
+    )
 
 
 @dataclass(frozen=True, slots=True)

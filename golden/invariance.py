@@ -73,9 +73,11 @@ def make_workload(vocab_size: int, largest_block: int = 32) -> Workload:
     target = random_sequence(TARGET, vocab_size, length, 19, 50)
     shared = target.prompt[: largest_block + 9]  # what is left must still need chunks
     # A few tokens before they need a further block, even of the largest size.
+    # They must outlive the target's prompt, which takes longer in chunks.
+    forced = max(44, largest_block // 2 - 8)
     neighbours = (
-        random_sequence("older", vocab_size, largest_block - 6, 44, 51),
-        random_sequence("old", vocab_size, largest_block - 5, 44, 52),
+        random_sequence("older", vocab_size, largest_block - 6, forced, 51),
+        random_sequence("old", vocab_size, largest_block - 5, forced, 52),
     )
     return Workload(target, neighbours, ForcedSequence("primer", (*shared, 7, 8), (9, 10)))
 

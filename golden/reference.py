@@ -39,6 +39,8 @@ def random_hf_model(case: ModelCase, seed: int, device: torch.device | str = "cp
         model: nn.Module = transformers.AutoModelForCausalLM.from_config(
             hf_config(case), dtype=torch.float32, attn_implementation="sdpa"
         )
+    tied = case.settings.get("tie_word_embeddings", False)
+    head = "model.embed_tokens.weight" if tied else "lm_head.weight"
     for name, parameter in model.named_parameters():
         generator = torch.Generator(device=parameter.device)
         generator.manual_seed((seed << 32) ^ zlib.crc32(name.encode()))
@@ -47,6 +49,10 @@ def random_hf_model(case: ModelCase, seed: int, device: torch.device | str = "cp
             parameter.uniform_(low, high, generator=generator)
         else:
             parameter.normal_(0.0, case.weight_std, generator=generator)
+        if case.head_tail is not None and name == head:
+            lengths = torch.rand(parameter.shape[0], generator=generator, device=parameter.device)
+            lengths = lengths.clamp(min=1e-6).pow(-1 / case.head_tail) * case.head_scale
+            parameter.mul_(lengths[:, None])
         parameter.copy_(parameter.to(torch.bfloat16))
     return model.eval()
 
