@@ -42,7 +42,9 @@ def double_free(factory: SchedulerFactory = Scheduler) -> None:
         raise LawBroken("B9", "a second release of a sequence changed the free queue")
     try:
         scheduler.state.manager.pool.release(table)
-    except KernelBug:
+    except KernelBug as bug:
+        if bug.law != "B9" or str(table[-1]) not in bug.detail:
+            raise LawBroken("B9", f"a second release of {table} is reported as {bug}") from bug
         return
     raise LawBroken("B9", "a second release of the same blocks went unnoticed")
 

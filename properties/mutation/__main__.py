@@ -142,9 +142,13 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--folder", type=Path, default=ROOT / "out" / "mutation")
     parser.add_argument("--only-report", action="store_true", help="write the record again")
+    parser.add_argument("--retry", action="store_true", help="run what is not killed yet again")
     parser.add_argument("names", nargs="*", help="mutants to run, default: all")
     args = parser.parse_args()
     began = time.time()
+    if args.retry:
+        last = outcomes(args.folder)
+        args.names = [name for name, status in last.items() if status not in ("killed", "timeout")]
     if not args.only_report:
         prepare(args.folder)
         subprocess.run(

@@ -44,6 +44,86 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "return False",
         "return True",
     ): "a cut prompt has used up the budget, so the next round of the loop ends at once",
+    (
+        "BlockManager.seal",
+        "if not self.caching or num_full <= sequence.num_sealed:",
+        "if not self.caching or num_full < sequence.num_sealed:",
+    ): "with nothing new to seal the loop below is empty",
+    (
+        "BlockManager.seal",
+        "self.sealed_in_step[block_id] = None",
+        'self.sealed_in_step[block_id] = ""',
+    ): "the dict is an ordered set: its values are never read",
+    (
+        "BlockManager.release",
+        "sequence.num_sealed = 0",
+        "sequence.num_sealed = None",
+    ): "admission sets it again before anybody reads it",
+    (
+        "BlockManager.release",
+        "sequence.num_sealed = 0",
+        "sequence.num_sealed = 1",
+    ): "admission sets it again before anybody reads it",
+    (
+        "BlockManager.forget_chain",
+        "sequence.chain = []",
+        "sequence.chain = None",
+    ): "the sequence has ended and is not looked at again",
+    (
+        "BlockManager._extend_chain",
+        "if len(chain) >= num_blocks:",
+        "if len(chain) > num_blocks:",
+    ): "nothing is added, and the deepest node gains and loses one pin (a root stays anyway)",
+    (
+        "BlockManager._content",
+        "if stop <= known:",
+        "if stop < known:",
+    ): "the general case at the end gives the same content",
+    (
+        "BlockManager._content",
+        "if start >= known:",
+        "if start > known:",
+    ): "the general case at the end gives the same content",
+    (
+        "BlockManager._content",
+        "return content_of(sequence.outputs[start - known : stop - known])",
+        "return content_of(sequence.outputs[start - known : stop + known])",
+    ): "a block of outputs gets its key when its last token is the newest, so nothing lies behind",
+    (
+        "BlockManager._content",
+        "return content_of(prompt.tokens(start, known) + sequence.outputs[: stop - known])",
+        "return content_of(prompt.tokens(start, known) + sequence.outputs[: stop + known])",
+    ): "a block of outputs gets its key when its last token is the newest, so nothing lies behind",
+    (
+        "FreeList.push",
+        "missing = place + 1 - len(newer)",
+        "missing = place + 2 - len(newer)",
+    ): "the arrays are one place longer than needed",
+    (
+        "FreeList.push",
+        "if missing > 0:",
+        "if missing >= 0:",
+    ): "extending by nothing changes nothing",
+    (
+        "ChainNode.__init__",
+        "self.collision: ChainNode | None = None",
+        'self.collision: ChainNode | None = ""',
+    ): "intern sets it before a node can be found; roots are in no bucket",
+    (
+        "PrefixIndex.root",
+        'root = self._roots[extra_keys] = ChainNode(seed, None, b"")',
+        "root = self._roots[extra_keys] = ChainNode(seed, None, None)",
+    ): "a root has no block, so its content is never read",
+    (
+        "PrefixIndex.root",
+        'root = self._roots[extra_keys] = ChainNode(seed, None, b"")',
+        'root = self._roots[extra_keys] = ChainNode(seed, None, b"XXXX")',
+    ): "a root has no block, so its content is never read",
+    (
+        "PrefixIndex.root",
+        "root.pins = 1  # roots stay",
+        "root.pins = 2  # roots stay",
+    ): "any number but 0 keeps a root",
 }
 
 
