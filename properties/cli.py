@@ -59,8 +59,9 @@ def search_main(argv: list[str]) -> int:
     seconds = args.seconds
     if seconds is None and args.workloads is None:
         seconds = 60.0
+    searched = failures.commit()  # the tree may move on meanwhile
     result = search(args.seed, seconds, args.workloads, args.jobs, args.policy, args.target)
-    record = _record(result, args)
+    record = {**_record(result, args), "commit": searched}
     text = json.dumps(record, indent=1)
     if args.json == "-":
         print(text)
@@ -102,7 +103,7 @@ def _record(result: SearchResult, args: argparse.Namespace) -> dict[str, Any]:
     return {
         "command": f"lockstep verify search {' '.join(options)}",
         "version": failures.lockstep_version(),
-        "commit": failures.commit(),
+        "commit": "",
         "python": platform.python_version(),
         "machine": f"{_cpu()}, {os.cpu_count()} cores",
         "workloads": result.workloads,
