@@ -31,7 +31,7 @@ props: $(VENV)/.installed  ## the property suites alone
 
 nightly: $(VENV)/.installed  ## long searches with fresh seeds
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q -m "nightly or not nightly" properties
-	$(BIN)/lockstep verify search --seconds 600
+	$(BIN)/lockstep verify search --seconds 600 --seed $$(date +%s) --jobs 2
 
 golden: $(VENV)/.installed  ## the numeric suites alone
 	$(BIN)/python -m pytest -q golden
