@@ -1,4 +1,4 @@
-"""How much faster a study is with N workers, in processor time, so that a busy machine is no matter.
+"""How much faster a study is with N workers, in processor time, which other load leaves alone.
 
 Carries out a study once, one run after the other, on N virtual workers whose clocks advance by the
 processor time of each run. Prints the sum of all runs, when the last worker would have ended, and

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 
 from engine.core.errors import ConfigError, InputError
 from sim.fleet import Member
@@ -89,6 +90,14 @@ class Candidate:
         return members
 
 
+def _without_folder(value: AxisValue) -> AxisValue:
+    """A file by its name: where it lies would make plans differ between machines."""
+    if not isinstance(value, str) or "/" not in value:
+        return value
+    kind, colon, path = value.partition(":")
+    return f"{kind}{colon}{Path(path).name}" if colon else Path(value).name
+
+
 def _plain(value: AxisValue) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
@@ -105,7 +114,7 @@ def all_choices(study: Study) -> Iterator[dict[str, AxisValue]]:
 def candidate_of(study: Study, choice: Mapping[str, AxisValue]) -> Candidate:
     """The configuration of one value per axis; `replicas` auto begins with one."""
     varying = [axis for axis, values in study.axes.items() if len(values) > 1]
-    label = tuple((axis, choice[axis]) for axis in varying)
+    label = tuple((axis, _without_folder(choice[axis])) for axis in varying)
     replicas = choice.get("replicas", 1)
     copies = 1 if replicas == AUTO else int(str(replicas))
     settings = {axis: value for axis, value in choice.items() if axis not in _FLEET_AXES}

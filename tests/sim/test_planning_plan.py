@@ -130,6 +130,7 @@ def test_a_failing_configuration_does_not_stop_the_others(study, tmp_path, capsy
     document = json.loads(plan(study, tmp_path / "out"))
     assert document["recommended"] == "cost=constant:5"
     failed = document["ranking"][1]
+    assert failed["configuration"] == {"cost": "replay:steps.jsonl"}
     assert "needs more than the" in failed["failure"]
 
 
@@ -214,3 +215,20 @@ def test_a_missing_extra_is_named(study, tmp_path, capsys, monkeypatch):
 def test_one_job_runs_in_this_process(study):
     source, _ = trials_of(study)
     assert isinstance(make_executor(source, 1, None), SerialExecutor)
+
+
+def test_fleets_apart_and_together_are_compared(tmp_path):
+    """Two mixed servers against one for prefill and one for decode, and a slow link."""
+    path = tmp_path / "study.yaml"
+    text = STUDY.replace("max_num_seqs: [4, 8]", "max_num_seqs: 8, fleet: [pair, apart]")
+    text += (
+        "fleets: {pair: [{count: 2}], apart: [{role: prefill}, {role: decode}]}\n"
+        "kv_transfer: {gb_per_s: 0.5}\n"
+    )
+    path.write_text(text.replace("verify_seeds: 1", "verify_seeds: 0"), encoding="utf-8")
+    document = json.loads(plan(path, tmp_path / "out"))
+    assert document["recommended"] == "fleet=pair"
+    by_fleet = {one["configuration"]["fleet"]: one for one in document["ranking"]}
+    assert [server["role"] for server in by_fleet["apart"]["servers"]] == ["prefill", "decode"]
+    # 64 tokens take 15 ms on the link, so it cannot carry more than 68 requests a second.
+    assert 0 < by_fleet["apart"]["capacity"] < 70 < by_fleet["pair"]["capacity"]
