@@ -1,4 +1,7 @@
-"""Step logs of the engine on an H200 (benchmarks/gpu_logs.py), decided again by a fresh kernel."""
+"""Step logs of the engine on H200s, decided again by a fresh kernel.
+
+Made by benchmarks/gpu_logs.py and, over two ranks, by benchmarks/gpu_tp.py.
+"""
 
 import gzip
 import json
@@ -16,7 +19,7 @@ LOGS = sorted((Path(__file__).parent / "data").glob("steps_*.jsonl.gz"))
 def test_every_decision_of_a_gpu_run_is_made_again(log):
     result = replay(StepLogReader(log))
     assert result.num_requests == 64
-    assert result.num_steps > 600
+    assert result.num_steps > 400
     assert result.difference is None
 
 
