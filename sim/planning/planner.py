@@ -230,6 +230,8 @@ class Planner:
         for answer in self._run(searches):
             if isinstance(answer, list):
                 found += answer
+        for entry in found:
+            entry.refuse_guesses()
         return merge_entries(found)
 
     def _check_at_rate(self, candidates: Sequence[Candidate]) -> list[Entry]:
@@ -285,7 +287,9 @@ class Planner:
             search = rate_check(self._maker(larger), rate, self._seeds)
             (answer,) = self._run([(larger.name, search)])
             if isinstance(answer, list):
-                plan.entries.append(Entry(larger, at_rate=answer, hint=hint))
+                grown = Entry(larger, at_rate=answer, hint=hint)
+                grown.refuse_guesses()
+                plan.entries.append(grown)
         plan.entries = ranked(plan.entries, study)
 
     def _contradicted(self, plan: Plan) -> bool:
