@@ -128,6 +128,11 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--prompt-len", metavar="SPEC", help=f"prompt lengths: {lengths.HELP}")
     group.add_argument("--output-len", metavar="SPEC", help="output lengths, likewise")
+    _add_session_options(group)
+    _add_trace_options(group)
+
+
+def _add_session_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--clients", type=int, metavar="N", help="clients of a closed loop")
     group.add_argument(
         "--think-s",
@@ -142,6 +147,9 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens that open the prompt of every session",
     )
+
+
+def _add_trace_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--chars-per-token",
         type=int,
@@ -189,6 +197,11 @@ def add_deployment_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--policy", default=default.policy, metavar="|".join(POLICY_NAMES), help="scheduling policy"
     )
+    _add_kernel_options(group, default)
+    group.add_argument("--cost", default=default.cost, metavar="MODEL", help=COST_HELP)
+
+
+def _add_kernel_options(group: argparse._ArgumentGroup, default: Deployment) -> None:
     group.add_argument("--block-size", type=int, default=default.block_size, help="KV block size")
     group.add_argument(
         "--max-num-seqs",
@@ -235,7 +248,6 @@ def add_deployment_options(parser: argparse.ArgumentParser) -> None:
         default=default.long_prefill_token_threshold,
         help="longest chunk of one prompt in a step, 0 for no limit",
     )
-    group.add_argument("--cost", default=default.cost, metavar="MODEL", help=COST_HELP)
 
 
 def deployment_of(arguments: argparse.Namespace) -> Deployment:
