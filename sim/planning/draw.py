@@ -89,8 +89,11 @@ class Source:
         assert self.base is not None
         length = min(self.spec.block_requests, len(self.base))
         count = -(-num_requests // length)
-        # One draw per block, so that a longer run begins as a shorter one does.
-        starts = rng.integers(0, len(self.base) - length + 1, count)
+        # One start from each of `count` equal parts of the trace: every run sees all of its hours,
+        # so that seeds differ less; the order of the stretches is drawn as well.
+        width = (len(self.base) - length + 1) / count
+        starts = np.floor((np.arange(count) + rng.random(count)) * width).astype(np.int64)
+        starts = rng.permutation(starts)
         rows = (starts[:, None] + np.arange(length)[None, :]).ravel()
         return rows[:num_requests]
 

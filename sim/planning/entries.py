@@ -61,7 +61,7 @@ class Entry:
         outside = max((run.outside for run in self.runs_at_capacity()), default=0.0)
         if outside > MAX_OUTSIDE and self.failure is None:
             self.failure = (
-                f"{outside:.0%} of the steps at its capacity lie outside the calibrated range, at"
+                f"{outside:.1%} of the steps at its capacity lie outside the calibrated range, at"
                 f" most {MAX_OUTSIDE:.0%} may; use another cost model, such as roofline"
             )
 

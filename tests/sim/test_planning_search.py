@@ -130,8 +130,6 @@ def test_runs_of_one_seed_share_requests_and_relative_gaps(arrivals):
     assert slow.prompt_tokens == fast.prompt_tokens
     assert slow.arrival_ns[-1] == 200 * 10**9  # exactly the mean rate
     assert np.allclose(np.asarray(slow.arrival_ns) / 4, np.asarray(fast.arrival_ns), atol=2)
-    longer = source.draw(2.0, 500, 3)
-    assert longer.prompt_tokens[:400] == slow.prompt_tokens
     assert source.draw(2.0, 400, 4).prompt_tokens != slow.prompt_tokens
 
 
@@ -140,6 +138,16 @@ def test_blocks_of_a_trace_keep_their_order():
     for begin in (0, 50, 100):
         block = rows[begin : begin + 50]
         assert list(block) == list(range(block[0], block[0] + 50))
+
+
+def test_every_run_sees_all_parts_of_a_trace():
+    """200 requests in stretches of 50 come from all four quarters of the trace."""
+    for seed in range(20):
+        rows = np.asarray(trace_source().draw(1.0, 200, seed).prompt_tokens)
+        middles = np.sort(rows.reshape(4, 50).mean(axis=1))
+        assert list((middles - 25) // (951 / 4)) == [0, 1, 2, 3]
+    many = trace_source().draw(1.0, 5000, 0).prompt_tokens  # longer than the trace
+    assert len(many) == 5000 and max(many) > 900 and min(many) < 100
 
 
 def test_generators_meet_their_rate_exactly():
