@@ -25,7 +25,8 @@ class WorkloadSpec:
     """A trace or a generator; the rate is the study's to vary.
 
     `block_requests` is the length of the consecutive stretches of a trace that are drawn, one
-    from each of as many equal parts of it, to make runs of any length. `generator` takes `parameters` of its own.
+    from each of as many equal parts of it, to make runs of any length. `generator` takes
+    `parameters` of its own.
     """
 
     trace: Path | None = None
