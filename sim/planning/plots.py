@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from sim.svg import BOTTOM, COLOURS, HEIGHT, LEFT, RIGHT, TOP, WIDTH, _Axis, _grid, _legend
+from sim.svg import BOTTOM, COLOURS, HEIGHT, LEFT, RIGHT, TOP, WIDTH, _Axis, _grid
 
 Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """One named set of points; `line` joins them."""
+    """One named set of points; `line` joins them. Without a colour it takes the next one."""
 
     name: str
     points: Points
     line: bool = True
+    colour: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def marked_chart(
     parts += _grid(x_axis, y_axis, x_label, y_label)
     parts += [_guide(guide, x_axis, y_axis) for guide in guides]
     for index, one in enumerate(marks):
-        colour = COLOURS[index % len(COLOURS)]
+        colour = _colour(one, index)
         places = [(x_axis.place(x), y_axis.place(min(y, top))) for x, y in sorted(one.points)]
         if one.line:
             path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
@@ -60,8 +61,20 @@ def marked_chart(
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places]
     parts.append("</svg>")
     if len(marks) > 1:
-        parts.append(_legend([one.name for one in marks]))
+        parts.append(_legend(marks))
     return "".join(parts)
+
+
+def _colour(marks: Marks, index: int) -> str:
+    return marks.colour or COLOURS[index % len(COLOURS)]
+
+
+def _legend(marks: Sequence[Marks]) -> str:
+    items = [
+        f'<span><i style="background:{_colour(one, index)}"></i>{escape(one.name)}</span>'
+        for index, one in enumerate(marks)
+    ]
+    return f'<div class="legend">{"".join(items)}</div>'
 
 
 def pareto_front(points: Points) -> list[tuple[float, float]]:

@@ -15,8 +15,10 @@ from sim.planning.planner import Plan
 from sim.planning.plots import Guide, Marks, marked_chart, pareto_front
 from sim.planning.trial import TrialResult
 from sim.report import number
+from sim.svg import COLOURS
 
-_MOST_LINES = 8
+# One colour is left for the Pareto front.
+_MOST_LINES = len(COLOURS) - 1
 _USAGE = (
     ("busy", "busy"),
     ("mfu", "MFU"),
@@ -120,7 +122,7 @@ def _pareto_charts(plan: Plan) -> dict[str, str]:
         # Overload would stretch the axis without telling anything.
         top = 2 * names[name] if name in names else None
         inside = [point for point in every if top is None or point[1] <= top]
-        marks.append(Marks("Pareto front", pareto_front(inside)))
+        marks.append(Marks("Pareto front", pareto_front(inside), colour=COLOURS[_MOST_LINES]))
         right = max((x for x, _ in every), default=1.0)
         guides = [Guide("SLO", (0, names[name]), (right, names[name]))] if name in names else []
         charts[f"{name} against cost"] = marked_chart(marks, unit, f"{name}, ms", guides, top)
@@ -158,7 +160,7 @@ def _limits(plan: Plan) -> str:
         "why",
         *(name for _, name in _USAGE),
     )
-    return table(header, rows)
+    return f'<div style="overflow-x:auto">{table(header, rows)}</div>'
 
 
 def _commands(plan: Plan) -> str:
