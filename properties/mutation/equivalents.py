@@ -124,6 +124,56 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "root.pins = 1  # roots stay",
         "root.pins = 2  # roots stay",
     ): "any number but 0 keeps a root",
+    (
+        "Scheduler.commit",
+        "kept = [pair for pair in zip(sampled, token_ids, strict=True) if pair[0] not in dropped]",
+        "kept = [pair for pair in zip(sampled, token_ids, strict=None) if pair[0] not in dropped]",
+    ): "the lengths were compared before, so strictness never matters",
+    (
+        "Scheduler.commit",
+        "kept = [pair for pair in zip(sampled, token_ids, strict=True) if pair[0] not in dropped]",
+        "kept = [pair for pair in zip(sampled, token_ids, strict=False) if pair[0] not in dropped]",
+    ): "the lengths were compared before, so strictness never matters",
+    (
+        "Scheduler.commit",
+        "kept = [pair for pair in zip(sampled, token_ids, strict=True) if pair[0] not in dropped]",
+        "kept = [pair for pair in zip(sampled, token_ids, ) if pair[0] not in dropped]",
+    ): "the lengths were compared before, so strictness never matters",
+    (
+        "Scheduler._book_tokens",
+        "by_id = dict(zip(plan.sampled_ids, token_ids, strict=True))",
+        "by_id = dict(zip(plan.sampled_ids, token_ids, strict=None))",
+    ): "the lengths were compared before, so strictness never matters",
+    (
+        "Scheduler._book_tokens",
+        "by_id = dict(zip(plan.sampled_ids, token_ids, strict=True))",
+        "by_id = dict(zip(plan.sampled_ids, token_ids, strict=False))",
+    ): "the lengths were compared before, so strictness never matters",
+    (
+        "Scheduler._book_tokens",
+        "by_id = dict(zip(plan.sampled_ids, token_ids, strict=True))",
+        "by_id = dict(zip(plan.sampled_ids, token_ids, ))",
+    ): "the lengths were compared before, so strictness never matters",
+    (
+        "Scheduler._book_tokens",
+        "for request_id, token_id in zip(plan.decode.request_ids, column, strict=True):",
+        "for request_id, token_id in zip(plan.decode.request_ids, column, strict=None):",
+    ): "the lengths were compared before, so strictness never matters",
+    (
+        "Scheduler._book_tokens",
+        "for request_id, token_id in zip(plan.decode.request_ids, column, strict=True):",
+        "for request_id, token_id in zip(plan.decode.request_ids, column, strict=False):",
+    ): "the lengths were compared before, so strictness never matters",
+    (
+        "Scheduler._book_tokens",
+        "for request_id, token_id in zip(plan.decode.request_ids, column, strict=True):",
+        "for request_id, token_id in zip(plan.decode.request_ids, column, ):",
+    ): "the lengths were compared before, so strictness never matters",
+    (
+        "Scheduler._book_tokens",
+        "if decodes.takes_columns_of(plan.decode):",
+        "if decodes.takes_columns_of(None):",
+    ): "columns are a shortcut: booking row by row gives the same outputs",
 }
 
 

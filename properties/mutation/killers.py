@@ -10,12 +10,13 @@ from dataclasses import replace
 import pytest
 
 from engine.core.config import KernelConfig
-from engine.core.errors import RequestRejected
+from engine.core.errors import KernelBug, RequestRejected
 from engine.core.free_list import FreeList
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler, StepOrderError, UnknownRequest
 from engine.core.tokens import Prompt
 from properties import probes
+from properties.mutants.decisions import PausesWithFullQueue
 from properties.run import run_workload
 from properties.workloads import Workload, random_workload
 
@@ -112,7 +113,7 @@ def test_chain_hashes_are_pinned() -> None:
 def test_misuse_is_refused_by_name() -> None:
     config = KernelConfig(num_blocks=4, max_model_len=16, block_size=4)
     scheduler = Scheduler(config)
-    with pytest.raises(StepOrderError, match="without work"):
+    with pytest.raises(StepOrderError, match=r"^schedule\(\) was called without work$"):
         scheduler.schedule()
     with pytest.raises(UnknownRequest, match="no live request 5"):
         scheduler.abort(5)
@@ -130,13 +131,32 @@ def test_misuse_is_refused_by_name() -> None:
     with pytest.raises(RequestRejected, match="live request"):
         scheduler.add(Request(0, Prompt([1]), 2))
     plan = scheduler.schedule()
-    with pytest.raises(StepOrderError, match="uncommitted"):
+    with pytest.raises(StepOrderError, match=r"^schedule\(\) was called with an uncommitted plan$"):
         scheduler.schedule()
     with pytest.raises(StepOrderError, match="2 tokens for 1"):
         scheduler.commit(plan, [1, 2])
     scheduler.commit(plan, [1])
     with pytest.raises(StepOrderError, match="not the oldest"):
         scheduler.commit(plan, [1])
+
+
+def test_a_stop_string_names_a_live_request() -> None:
+    scheduler = Scheduler(KernelConfig(num_blocks=4, max_model_len=16, block_size=4))
+    scheduler.add(Request(0, Prompt([1]), 5))
+    plan = scheduler.schedule()
+    with pytest.raises(UnknownRequest, match="no live request 5"):
+        scheduler.commit(plan, [7], stopped=[5])
+    (ended,) = scheduler.commit(plan, [7], stopped=[0]).finished
+    assert (ended.reason, list(ended.output_token_ids)) == ("stop", [7])
+
+
+def test_a_step_without_tokens_is_an_alarm_of_its_law() -> None:
+    scheduler = PausesWithFullQueue(KernelConfig(num_blocks=4, max_model_len=16, block_size=4))
+    for name in (0, 1):
+        scheduler.add(Request(name, Prompt([1]), 5))
+    with pytest.raises(KernelBug, match="step 0 schedules nothing") as caught:
+        scheduler.schedule()
+    assert caught.value.law == "L1"
 
 
 def test_many_workloads() -> None:
