@@ -248,9 +248,23 @@ def _ranks(plan: GpuPlan, scratch: Path) -> Iterator[CaseResult]:
     if plan.tp == 1:
         yield skipped("tensor parallel", "ranks", "not asked for (--tp N)")
         return
-    case = _shape_case(plan, "qwen3-0.6b")
-    for dtype in plan.dtypes:
-        folder = scratch / f"tp-{str(dtype)[6:]}"
+    yield from _ranks_of(plan, scratch, "qwen3-0.6b", plan.dtypes, list(plan.backends))
+    if not plan.quick:
+        # Writing and loading 16 GB takes its time: one dtype, one backend.
+        yield from _ranks_of(plan, scratch, "qwen3-8b", plan.dtypes[:1], ["triton"])
+
+
+def _ranks_of(
+    plan: GpuPlan,
+    scratch: Path,
+    shape: str,
+    dtypes: Sequence[torch.dtype],
+    backends: Sequence[str],
+) -> Iterator[CaseResult]:
+    """All variants of one shape on `plan.tp` ranks."""
+    case = _shape_case(plan, shape)
+    for dtype in dtypes:
+        folder = scratch / f"tp-{shape}-{str(dtype)[6:]}"
         model = random_hf_model(case, 0, plan.device)
         # The shorter list: rank 0 hands its logits over through a pipe.
         reference = Reference(_shape_sequences(plan, case, "qwen3-8b"))
@@ -262,8 +276,10 @@ def _ranks(plan: GpuPlan, scratch: Path) -> Iterator[CaseResult]:
         _free_memory()
         longest = max(len(item.tokens) for item in reference.sequences)
         for variant in plan.variants(longest + 1, 40 if plan.tiny else 512):
-            label = f"{plan.tp} ranks, {str(dtype)[6:]}, {variant.label}"
+            label = f"{shape}, {plan.tp} ranks, {str(dtype)[6:]}, {variant.label}"
             backend = str(variant.changes["attention_backend"])
+            if backend not in backends:
+                continue
             reason = _unavailable(backend, plan.backends[backend], dtype, plan.device)
             if reason is not None:
                 yield skipped("tensor parallel", label, reason)
