@@ -85,9 +85,14 @@ def _chain(index: PrefixIndex, keys: tuple[tuple[str, str], ...]) -> list[ChainN
     return chain
 
 
+def chain_of(index: PrefixIndex) -> list[ChainNode]:
+    """The nodes of that chain in an index."""
+    return _chain(index, _EXTRA)
+
+
 def chain_hashes(index_class: type[PrefixIndex] = PrefixIndex) -> list[int]:
     """The hashes of one chain, for comparison between processes."""
-    return [node.hash for node in _chain(index_class(64), _EXTRA)]
+    return [node.hash for node in chain_of(index_class(64))]
 
 
 def hash_chain(index_class: type[PrefixIndex] = PrefixIndex) -> None:

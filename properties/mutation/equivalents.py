@@ -174,6 +174,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if decodes.takes_columns_of(plan.decode):",
         "if decodes.takes_columns_of(None):",
     ): "columns are a shortcut: booking row by row gives the same outputs",
+    (
+        "BlockManager.__init__",
+        "self.sealed_in_step: dict[int, None] = {}",
+        "self.sealed_in_step: dict[int, None] = None",
+    ): "every step begins with a dict of its own",
 }
 
 

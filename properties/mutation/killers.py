@@ -12,6 +12,7 @@ import pytest
 from engine.core.config import KernelConfig
 from engine.core.errors import KernelBug, RequestRejected
 from engine.core.free_list import FreeList
+from engine.core.hashing import PrefixIndex
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler, StepOrderError, UnknownRequest
 from engine.core.tokens import Prompt
@@ -56,6 +57,29 @@ def test_a_few_workloads_with_several_half_done_prompts() -> None:
             max_num_seqs=4,
         )
         run_workload(replace(workload, config=config))
+
+
+def late_prompts(budget: int, threshold: int) -> Workload:
+    """Short prompts decode behind long ones that are still half done."""
+    config = KernelConfig(
+        num_blocks=64,
+        max_model_len=64,
+        block_size=2,
+        max_num_seqs=6,
+        max_num_batched_tokens=budget,
+        long_prefill_token_threshold=threshold,
+    )
+    operations: list[list[object]] = []
+    for name, length in enumerate((14, 1, 9, 2, 1, 3)):
+        spec = {"id": name, "prompt": [name + 3 * i for i in range(length)], "max_tokens": 7}
+        operations += [["add", spec], ["step"]]
+    return Workload(config, 5, (*operations, ["drain"]))
+
+
+@pytest.mark.parametrize("budget", [2, 3, 4, 5, 6, 9])
+def test_decodes_behind_half_done_prompts(budget: int) -> None:
+    for threshold in (1, 2, 3):
+        run_workload(late_prompts(budget, threshold))
 
 
 def test_the_free_list_knows_its_length() -> None:
@@ -157,6 +181,30 @@ def test_a_step_without_tokens_is_an_alarm_of_its_law() -> None:
     with pytest.raises(KernelBug, match="step 0 schedules nothing") as caught:
         scheduler.schedule()
     assert caught.value.law == "L1"
+
+
+def test_hashes_are_cut_to_their_bits() -> None:
+    whole = probes.chain_hashes()
+    for bits in (1, 4, 63, 64):
+        cut = [node.hash for node in probes.chain_of(PrefixIndex(bits))]
+        assert cut[0] < 1 << bits
+        assert cut[1] < 1 << bits
+        assert bits < 64 or cut == whole
+
+
+def test_an_id_is_taken_until_its_last_step_in_flight_is_committed() -> None:
+    config = KernelConfig(num_blocks=4, max_model_len=16, block_size=4, async_scheduling=True)
+    scheduler = Scheduler(config)
+    scheduler.add(Request(0, Prompt([1]), 5, frozenset({7})))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert scheduler.commit(first, [7]).finished
+    with pytest.raises(RequestRejected, match="duplicate_id"):
+        scheduler.add(Request(0, Prompt([1]), 5))
+    scheduler.add(Request(1, Prompt([1]), 5))
+    scheduler.commit(second, [8])
+    scheduler.add(Request(0, Prompt([1]), 5))
+    assert scheduler.waiting_ids() == [1, 0]
+    assert scheduler.schedule().step == 2
 
 
 def test_many_workloads() -> None:
