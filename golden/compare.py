@@ -256,21 +256,9 @@ def _judge(names: list[str], pieces: list[_Columns], rules: Rules) -> LogitStats
         *_broken("other token despite a clear gap", judged & ~all_.agrees, labels),
     ]
     kl_mean = float(all_.kl.mean())
-    if kl_mean > rules.max_kl_mean:
-        violations.append(f"mean KL {kl_mean:.3g} > {rules.max_kl_mean:.3g}")
-    if close_share > rules.max_close_share:
-        violations.append(
-            f"token rule is vacuous: {close_share:.1%} of positions are too close to judge, "
-            f"more than {rules.max_close_share:.1%}"
-        )
     gap_share = float(gap_decided.double().mean())
-    if gap_share > max(FREE_DISAGREEMENT, 2 * hf_disagreement):
-        violations.append(
-            f"{gap_share:.1%} of tokens differ within the gap, HF's own {hf_disagreement:.1%}"
-        )
     pooled = _pooled_ratio(strict)
-    if pooled > MAX_POOLED_RATIO:
-        violations.append(f"pooled error ratio {pooled:.2f} > {MAX_POOLED_RATIO}")
+    violations += _broken_shares(rules, kl_mean, close_share, gap_share, hf_disagreement, pooled)
     ratio = strict.error_max / strict.hf_error_max.clamp(min=1e-30)
     has_yardstick = bool((all_.hf_error_max > 0).any())
     return LogitStats(
@@ -295,6 +283,32 @@ def _judge(names: list[str], pieces: list[_Columns], rules: Rules) -> LogitStats
         gap_decided_share=gap_share,
         violations=tuple(violations),
     )
+
+
+def _broken_shares(
+    rules: Rules,
+    kl_mean: float,
+    close_share: float,
+    gap_share: float,
+    hf_disagreement: float,
+    pooled: float,
+) -> list[str]:
+    """The rules that judge all positions together."""
+    violations = []
+    if kl_mean > rules.max_kl_mean:
+        violations.append(f"mean KL {kl_mean:.3g} > {rules.max_kl_mean:.3g}")
+    if close_share > rules.max_close_share:
+        violations.append(
+            f"token rule is vacuous: {close_share:.1%} of positions are too close to judge, "
+            f"more than {rules.max_close_share:.1%}"
+        )
+    if gap_share > max(FREE_DISAGREEMENT, 2 * hf_disagreement):
+        violations.append(
+            f"{gap_share:.1%} of tokens differ within the gap, HF's own {hf_disagreement:.1%}"
+        )
+    if pooled > MAX_POOLED_RATIO:
+        violations.append(f"pooled error ratio {pooled:.2f} > {MAX_POOLED_RATIO}")
+    return violations
 
 
 def _with_floors(all_: _Columns, sequences: list[str]) -> _Columns:
