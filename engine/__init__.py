@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.llm import LLM
@@ -13,7 +13,7 @@ __all__ = ["LLM", "SamplingParams"]
 _HOMES = {"LLM": "engine.llm", "SamplingParams": "engine.sampling"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _HOMES:
         from importlib import import_module
 
