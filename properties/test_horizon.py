@@ -234,6 +234,33 @@ def test_run_decode_tells_what_it_did(policy: str) -> None:
     assert list(scheduler.output_token_ids(0)) == [50, 5, 6, 7]
     assert scheduler.num_tokens(0) == 6
     assert scheduler.num_computed_tokens(0) == 5
+    following = scheduler.schedule()
+    assert following.step == 4
+    scheduler.commit(following, [8])
+    assert scheduler.num_tokens(0) == 7
+    assert scheduler.schedule().step == 5
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_steps_are_numbered_across_uneventful_runs(policy: str) -> None:
+    """With blocks of 16 most steps of a run need no block, and are passed over."""
+    scheduler = _started(policy, 40, block_size=16)
+    done = 1
+    for length in (1, 2, 3, 9, 11):
+        plan = scheduler.schedule()
+        assert plan.step == done
+        scheduler.run_decode(plan, length, lambda row: range(60, 80))
+        done += length
+        assert scheduler.num_tokens(0) == 2 + done
+    assert scheduler.schedule().step == done
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_tokens_are_counted_before_anybody_asks_for_them(policy: str) -> None:
+    scheduler = _started(policy, 9)
+    for known in (4, 5, 6):
+        scheduler.commit(scheduler.schedule(), [60])
+        assert scheduler.num_tokens(0) == known
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -179,6 +179,16 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self.sealed_in_step: dict[int, None] = {}",
         "self.sealed_in_step: dict[int, None] = None",
     ): "every step begins with a dict of its own",
+    (
+        "MixedPolicy._allot",
+        "break",
+        "return",
+    ): "running requests never ask for more than the budget, so it ends with the last of them",
+    (
+        "Scheduler.run_decode",
+        "if offset < num_steps - 1 and self.state.decodes.is_uneventful():",
+        "if offset < num_steps - 2 and self.state.decodes.is_uneventful():",
+    ): "one more step is done the long way, with the same result",
 }
 
 
