@@ -12,7 +12,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import time
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
@@ -104,7 +103,7 @@ def change_of(folder: Path, name: str) -> tuple[str, str, str]:
     return change_in(name, shown.stdout)
 
 
-def report(folder: Path, minutes: float) -> dict[str, object]:
+def report(folder: Path) -> dict[str, object]:
     """The record: counts, the raw score, and the score without justified equivalents."""
     found = outcomes(folder)
     counts = Counter(found.values())
@@ -124,7 +123,6 @@ def report(folder: Path, minutes: float) -> dict[str, object]:
         "python": platform.python_version(),
         "mutmut": version("mutmut"),
         "files": [f"engine/core/{name}.py" for name in MUTATED],
-        "minutes": round(minutes, 1),
         "mutants": len(found),
         "judged": judged,
         "outcomes": dict(counts),
@@ -145,7 +143,6 @@ def main() -> int:
     parser.add_argument("--retry", action="store_true", help="run what is not killed yet again")
     parser.add_argument("names", nargs="*", help="mutants to run, default: all")
     args = parser.parse_args()
-    began = time.time()
     if args.retry:
         last = outcomes(args.folder)
         args.names = [name for name, status in last.items() if status not in ("killed", "timeout")]
@@ -156,7 +153,7 @@ def main() -> int:
             cwd=args.folder,
             check=True,
         )
-    record = report(args.folder, (time.time() - began) / 60)
+    record = report(args.folder)
     RECORD.parent.mkdir(exist_ok=True)
     RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     survivors = record["survivors"]
