@@ -172,7 +172,10 @@ class Driver:
         self._settled()
 
     def drain(self) -> None:
-        """Steps until nothing is live, within the bound of L3."""
+        """Steps until nothing is live, within the bound of L3; faults end with the arrivals."""
+        calm = getattr(self.target, "calm", None)
+        if calm is not None:
+            calm()
         while self._open:
             self.close()
         is_async = self.follower.config.async_scheduling

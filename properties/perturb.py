@@ -107,6 +107,10 @@ class Perturbed(Planted):
             step.preempted.append(victim)
         return step
 
+    def calm(self) -> None:
+        """Ends the perturbations: the liveness phase is judged without them."""
+        self.dice.active.clear()
+
     def decode_horizon(self, plan: StepPlan) -> int:
         """Nothing is certain here."""
         return 1
