@@ -185,7 +185,7 @@ class DecodeSet:
             sequence.outputs.extend(self._run[row][absorbed : self._run_steps])
             sequence.absorbed = self._run_steps
         else:
-            sequence.outputs.extend([column[row] for column in self._columns[absorbed:]])
+            sequence.outputs.fromlist([column[row] for column in self._columns[absorbed:]])
             sequence.absorbed = len(self._columns)
 
     def absorb_all(self) -> None:
