@@ -34,17 +34,6 @@ def digest(content: Content, seed: int) -> int:
     return xxhash.xxh64_intdigest(data, seed)
 
 
-def content_tokens(content: Content) -> array[int]:
-    """The token ids of a content."""
-    if isinstance(content, range):
-        return array("q", content)
-    tokens = array("q")
-    tokens.frombytes(content)
-    if sys.byteorder == "big":
-        tokens.byteswap()
-    return tokens
-
-
 def _to_bytes(tokens: array[int]) -> bytes:
     if sys.byteorder == "big":
         tokens = array("q", tokens)
