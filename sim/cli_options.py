@@ -198,6 +198,11 @@ def add_deployment_options(parser: argparse.ArgumentParser) -> None:
         "--policy", default=default.policy, metavar="|".join(POLICY_NAMES), help="scheduling policy"
     )
     _add_kernel_options(group, default)
+    group.add_argument(
+        "--expert-parallel",
+        action="store_true",
+        help="spread the experts of a mixture over the GPUs of all replicas (cost roofline)",
+    )
     group.add_argument("--cost", default=default.cost, metavar="MODEL", help=COST_HELP)
 
 
@@ -267,6 +272,7 @@ def deployment_of(arguments: argparse.Namespace) -> Deployment:
         gpu_memory_utilization=arguments.gpu_memory_utilization,
         prefix_caching=arguments.prefix_caching,
         long_prefill_token_threshold=arguments.long_prefill_token_threshold,
+        expert_parallel=arguments.expert_parallel,
         cost=arguments.cost,
     )
 

@@ -34,6 +34,7 @@ def size_kv_pool(
     hardware: Hardware,
     *,
     tp: int = 1,
+    expert_ranks: int | None = None,
     block_size: int = 16,
     utilisation: float = 0.9,
     max_num_batched_tokens: int = 2048,
@@ -41,14 +42,18 @@ def size_kv_pool(
 ) -> KvPool:
     """The KV pool that fits beside weights and the largest step's activations.
 
+    `expert_ranks` GPUs hold the experts of a mixture of experts, by default the `tp` of a replica.
+
     Raises:
         ConfigError: not even one block fits.
     """
     model.check_tp(tp)
     if not 0 < utilisation <= 1:
         raise ConfigError("gpu_memory_utilization", utilisation, "must be above 0 and at most 1")
-    weight_bytes = -(-model.weight_bytes // tp)
-    widths = 2 * model.hidden_size + -(-3 * model.intermediate_size // tp)
+    routed_bytes = model.routed_params * model.dtype_bytes
+    weight_bytes = -(-(model.weight_bytes - routed_bytes) // tp)
+    weight_bytes += -(-routed_bytes // (expert_ranks or tp))
+    widths = 2 * model.hidden_size + -(-3 * model.mlp_width // tp)
     widths += -(-(model.num_heads + 2 * model.num_kv_heads) * model.head_dim // tp)
     activation_bytes = _RUNTIME_BYTES + max_num_batched_tokens * widths * model.dtype_bytes
     num_logits = min(max_num_seqs, max_num_batched_tokens) * -(-model.vocab_size // tp)

@@ -96,6 +96,8 @@ def provenance(plan: RunPlan, parts: Parts) -> dict[str, object]:
     """Everything that decides the figures; no clock, path or host name."""
     deployment = asdict(plan.deployment)
     del deployment["roofline"], deployment["cost"]
+    if not deployment["expert_parallel"]:
+        del deployment["expert_parallel"]
     deployment["model"] = parts.model.name
     return {
         "cost": parts.costs[0].describe(),

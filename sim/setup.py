@@ -11,17 +11,18 @@ from engine.core import ConfigError, InputError, KernelConfig
 from engine.core.steplog import DecodeStretch, StepLogReader, StepRecord
 from sim.calibration.cost import CalibratedCost
 from sim.calibration.profile import Profile, find_profile, load_profile
+from sim.cost.expert_parallel import expert_parallel_costs
 from sim.cost.features import CostModel
 from sim.cost.physics import Physics
-from sim.cost.roofline import RooflineCost, RooflineOptions
+from sim.cost.roofline import RooflineCost, RooflineOptions, load_roofline
 from sim.cost.simple import ConstantCost, ExponentialCost, ReplayCost, TableCost
 from sim.hardware import Hardware, hardware_named
 from sim.memory import size_kv_pool
-from sim.models import ModelShape, model_named
+from sim.models import ModelShape, MoeShape, model_named
 
 COST_HELP = (
-    "auto (calibrated where a shipped profile fits, else roofline), roofline, calibrated,"
-    " calibrated:PROFILE, table:CSV, replay:STEPS.jsonl, constant:MS or exponential:MS"
+    "auto (calibrated where a shipped profile fits, else roofline), roofline, roofline:FILE,"
+    " calibrated, calibrated:PROFILE, table:CSV, replay:STEPS.jsonl, constant:MS or exponential:MS"
 )
 
 
@@ -30,7 +31,7 @@ class Deployment:
     """Model, hardware and engine options of every replica, by name.
 
     `num_kv_blocks` and `max_model_len` of None are derived: what fits into memory, and what model
-    and pool allow.
+    and pool allow. With `expert_parallel` the replicas share out the experts of a mixture.
     """
 
     model: str = "qwen3-8b"
@@ -46,6 +47,7 @@ class Deployment:
     num_kv_blocks: int | None = None
     gpu_memory_utilization: float = 0.9
     prefix_caching: bool = True
+    expert_parallel: bool = False
     long_prefill_token_threshold: int = 0
     cost: str = "auto"
     roofline: RooflineOptions = field(default_factory=RooflineOptions)
@@ -74,13 +76,30 @@ def build(deployment: Deployment, seed: int) -> Parts:
     model = model_named(deployment.model)
     hardware = hardware_named(deployment.hardware)
     model.check_tp(deployment.tp)
-    kernel = _kernel_config(deployment, model, hardware)
-    physics = Physics(model, hardware, deployment.tp)
+    expert_ranks = _expert_ranks(deployment, model)
+    kernel = _kernel_config(deployment, model, hardware, expert_ranks)
+    physics = Physics(model, hardware, deployment.tp, expert_ranks)
     costs = _costs(deployment, model, hardware, physics, seed)
     return Parts(model, hardware, kernel, physics, costs)
 
 
-def _kernel_config(deployment: Deployment, model: ModelShape, hardware: Hardware) -> KernelConfig:
+def _expert_ranks(deployment: Deployment, model: ModelShape) -> int:
+    """GPUs over which the experts are spread."""
+    if not deployment.expert_parallel:
+        return deployment.tp
+    if not isinstance(model, MoeShape):
+        raise ConfigError("expert_parallel", True, f"{model.name} has no experts")
+    ranks = deployment.replicas * deployment.tp
+    if model.num_experts % ranks:
+        raise ConfigError(
+            "expert_parallel", True, f"{model.num_experts} experts do not divide by {ranks} GPUs"
+        )
+    return ranks
+
+
+def _kernel_config(
+    deployment: Deployment, model: ModelShape, hardware: Hardware, expert_ranks: int
+) -> KernelConfig:
     # The pool is sized from these, so they are checked first, with a pool that fits anything.
     checked = KernelConfig(
         num_blocks=1,
@@ -98,6 +117,7 @@ def _kernel_config(deployment: Deployment, model: ModelShape, hardware: Hardware
             model,
             hardware,
             tp=deployment.tp,
+            expert_ranks=expert_ranks,
             utilisation=deployment.gpu_memory_utilization,
             block_size=checked.block_size,
             max_num_batched_tokens=checked.max_num_batched_tokens,
@@ -116,12 +136,18 @@ def _costs(
     replicas = range(deployment.replicas)
     if (kind == "auto" and not argument) or kind == "calibrated":
         profile = _profile(deployment, model, hardware, argument)
-        if profile is not None:
+        if profile is not None and not deployment.expert_parallel:
             return tuple(CalibratedCost(profile, physics) for _ in replicas)
         kind = "roofline"
-    if kind == "roofline" and not argument:
-        roofline = RooflineCost(model, hardware, deployment.tp, deployment.roofline)
+    if kind == "roofline":
+        options = load_roofline(Path(argument)) if argument else deployment.roofline
+        ranks = physics.expert_ranks
+        roofline = RooflineCost(model, hardware, deployment.tp, options, ranks)
+        if deployment.expert_parallel:
+            return expert_parallel_costs(roofline, deployment.replicas)
         return tuple(roofline for _ in replicas)
+    if deployment.expert_parallel:
+        raise ConfigError("expert_parallel", True, f"cost={deployment.cost} knows no experts")
     if kind == "constant":
         return tuple(ConstantCost(_milliseconds(deployment.cost, argument)) for _ in replicas)
     if kind == "exponential":

@@ -21,26 +21,36 @@ class Physics:
     """The least work of a step on each of `tp` ranks.
 
     Weights are read once (the embedding only as far as the head reads it), KV blocks that
-    sequences share are read once, activations are free.
+    sequences share are read once, activations are free. Of the experts only as many are read as
+    one token is routed to, since all tokens may be routed to the same. `expert_ranks` GPUs hold the
+    experts (those of the replica, unless replicas share them): the slowest of them has no less
+    than the average.
     """
 
-    def __init__(self, model: ModelShape, hardware: Hardware, tp: int = 1) -> None:
+    def __init__(
+        self, model: ModelShape, hardware: Hardware, tp: int = 1, expert_ranks: int | None = None
+    ) -> None:
         self.model, self.hardware, self.tp = model, hardware, tp
+        self.expert_ranks = ranks = tp if expert_ranks is None else expert_ranks
         # Floor divisions keep each figure a lower bound.
         self.body_bytes = model.body_params * model.dtype_bytes // tp
         self.head_bytes = model.head_params * model.dtype_bytes // tp
         self.token_flops = 2 * model.body_params // tp
         self.head_flops = 2 * model.head_params // tp
         self.pair_flops = 4 * model.num_layers * model.num_heads * model.head_dim // tp
+        self.expert_bytes = model.routed_params * model.dtype_bytes // ranks
+        self.expert_least_bytes = model.token_routed_params * model.dtype_bytes // ranks
+        self.expert_token_flops = 2 * model.token_routed_params // ranks
         self.kv_token_bytes = model.kv_bytes_per_token(tp)
 
     def step_work(self, features: StepFeatures) -> StepWork:
         """Work of one step."""
         sampled = features.num_sampled
         num_bytes = self.body_bytes + (self.head_bytes if sampled else 0)
-        num_bytes += features.kv_unique_tokens * self.kv_token_bytes
+        num_bytes += features.kv_unique_tokens * self.kv_token_bytes + self.expert_least_bytes
         pairs = features.decode_context_sum + features.chunk_attention_pairs
-        flops = features.num_tokens * self.token_flops + sampled * self.head_flops
+        token_flops = self.token_flops + self.expert_token_flops
+        flops = features.num_tokens * token_flops + sampled * self.head_flops
         return StepWork(num_bytes, flops + pairs * self.pair_flops)
 
     def floor_ns(self, work: StepWork) -> float:

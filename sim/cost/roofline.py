@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 
-from engine.core.errors import ConfigError
+from engine.core.errors import ConfigError, InputError
 from sim.cost.features import StepFeatures
 from sim.cost.physics import Physics
 from sim.hardware import Hardware
@@ -16,7 +18,9 @@ class RooflineOptions:
     """How near to the data sheet kernels come, and what the host adds to a step.
 
     The defaults are round figures for tuned kernels on large shapes; `lockstep sim calibrate`
-    fits a model to recorded steps where more is wanted.
+    fits a model to recorded steps where more is wanted, `lockstep sim calibrate-requests` fits
+    these figures to recorded requests. Attention reads KV at `attention_memory_efficiency`, which
+    is `memory_efficiency` where it is None.
     """
 
     memory_efficiency: float = 0.8
@@ -26,17 +30,56 @@ class RooflineOptions:
     link_latency_ns: int = 8_000
     host_step_ns: int = 300_000
     host_seq_ns: int = 4_000
+    attention_memory_efficiency: float | None = None
 
     def __post_init__(self) -> None:
-        for option, value in asdict(self).items():
+        for option, value in self.given().items():
             if option.endswith("_efficiency") and not 0 < value <= 1:
                 raise ConfigError(option, value, "must be above 0 and at most 1")
             if option.endswith("_ns") and value < 0:
                 raise ConfigError(option, value, "must not be negative")
 
+    def given(self) -> dict[str, float]:
+        """The options that have a value."""
+        return {option: value for option, value in asdict(self).items() if value is not None}
+
+
+def load_roofline(path: Path) -> RooflineOptions:
+    """The options in a file that `save_roofline` wrote.
+
+    Raises:
+        InputError: the file is unreadable, or holds something else or impossible values.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: not a readable JSON file ({error})") from None
+    options = document.get("roofline") if isinstance(document, dict) else None
+    if not isinstance(options, dict):
+        raise InputError(f"{path}: must hold an object named roofline")
+    known = {field.name for field in fields(RooflineOptions)}
+    for option, value in options.items():
+        if option not in known:
+            raise InputError(f"{path}: {option}: must be one of {', '.join(sorted(known))}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InputError(f"{path}: {option}={value!r}: must be a number")
+    try:
+        return RooflineOptions(**options)
+    except ConfigError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def layer_exchange_bytes(model: ModelShape) -> int:
+    """Activations of one token that all layers exchange, twice in each layer."""
+    return 2 * model.num_layers * model.hidden_size * model.dtype_bytes
+
 
 class RooflineCost:
-    """Roofline over matrix products, output head and attention, plus host and all-reduce time."""
+    """Roofline over matrix products, output head and attention, plus host and all-reduce time.
+
+    The experts of a mixture are read as far as its router, choosing uniformly, is expected to use
+    them; `expert_ranks` GPUs hold them.
+    """
 
     name = "roofline"
 
@@ -46,9 +89,10 @@ class RooflineCost:
         hardware: Hardware,
         tp: int = 1,
         options: RooflineOptions | None = None,
+        expert_ranks: int | None = None,
     ) -> None:
         self.options = options = options or RooflineOptions()
-        self._physics = physics = Physics(model, hardware, tp)
+        self.physics = physics = Physics(model, hardware, tp, expert_ranks)
         bytes_per_ns = hardware.memory_bytes_per_s * options.memory_efficiency / 1e9
         flops_per_ns = hardware.flops_per_s * options.compute_efficiency / 1e9
         attention_flops_per_ns = hardware.flops_per_s * options.attention_compute_efficiency / 1e9
@@ -56,18 +100,26 @@ class RooflineCost:
         self._head_read_ns = physics.head_bytes / bytes_per_ns
         self._token_ns = physics.token_flops / flops_per_ns
         self._head_token_ns = physics.head_flops / flops_per_ns
-        self._kv_token_ns = physics.kv_token_bytes / bytes_per_ns
+        self._expert_read_ns = physics.expert_bytes / bytes_per_ns
+        self._expert_token_ns = physics.expert_token_flops / flops_per_ns
+        attention_memory = options.attention_memory_efficiency or options.memory_efficiency
+        kv_bytes_per_ns = hardware.memory_bytes_per_s * attention_memory / 1e9
+        self._kv_token_ns = physics.kv_token_bytes / kv_bytes_per_ns
         self._pair_ns = physics.pair_flops / attention_flops_per_ns
         self._reduce_token_ns, self._reduce_ns = 0.0, 0.0
         if tp > 1:
             # Two ring all-reduces a layer: each moves 2 (tp - 1) / tp of the activations.
-            token_bytes = 2 * model.num_layers * model.hidden_size * model.dtype_bytes
             link_bytes_per_ns = hardware.link_bytes_per_s * options.link_efficiency / 1e9
-            self._reduce_token_ns = token_bytes * 2 * (tp - 1) / tp / link_bytes_per_ns
+            self._reduce_token_ns = layer_exchange_bytes(model) * 2 * (tp - 1) / tp
+            self._reduce_token_ns /= link_bytes_per_ns
             self._reduce_ns = float(2 * model.num_layers * options.link_latency_ns)
 
     def step_time_ns(self, features: StepFeatures) -> int:
         """Duration of one step."""
+        return max(1, int(self.time_ns(features, self.experts_ns(features.num_tokens))))
+
+    def time_ns(self, features: StepFeatures, experts_ns: float) -> float:
+        """Duration of a step whose experts take `experts_ns`."""
         fixed = self._fixed_ns(features.num_tokens, features.num_sampled, features.num_seqs)
         # Attention kernels of decodes and chunks run one after the other.
         chunk_ns = 0.0
@@ -75,13 +127,18 @@ class RooflineCost:
             pairs = num_tokens * first + num_tokens * (num_tokens + 1) // 2
             chunk_ns += max((first + num_tokens) * self._kv_token_ns, pairs * self._pair_ns)
         decode_ns = self._decode_ns(features.decode_context_sum, features.kv_shared_tokens)
-        return max(1, int(fixed + chunk_ns + decode_ns))
+        return fixed + experts_ns + chunk_ns + decode_ns
+
+    def experts_ns(self, num_tokens: int) -> float:
+        """Time of the routed experts of all layers for `num_tokens` tokens."""
+        read_ns = self.physics.model.routed_share(num_tokens) * self._expert_read_ns
+        return max(read_ns, num_tokens * self._expert_token_ns)
 
     def decode_run_ns(
         self, num_rows: int, context_sum: int, steps: int, kv_shared_tokens: int = 0
     ) -> list[int]:
         """Durations of consecutive pure decode steps."""
-        fixed = self._fixed_ns(num_rows, num_rows, num_rows)
+        fixed = self._fixed_ns(num_rows, num_rows, num_rows) + self.experts_ns(num_rows)
         context_sums = range(context_sum, context_sum + num_rows * steps, num_rows)
         if self._pair_ns <= self._kv_token_ns and not kv_shared_tokens:
             token_ns = self._kv_token_ns
@@ -91,7 +148,7 @@ class RooflineCost:
 
     def describe(self) -> dict[str, object]:
         """Name and options."""
-        return {"name": self.name, **asdict(self.options)}
+        return {"name": self.name, **self.options.given()}
 
     def _decode_ns(self, context_sum: int, shared: int) -> float:
         # Paged attention reads a shared block once for each sequence, so `shared` saves nothing.

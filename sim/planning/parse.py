@@ -230,7 +230,7 @@ def _named(key: str, node: Node) -> str:
     except ConfigError as error:
         raise node.error(error.limit) from None
     kind, _, argument = text.partition(":")
-    if key == "cost" and kind in ("calibrated", "table") and argument:
+    if key == "cost" and kind in ("calibrated", "roofline", "table") and argument:
         beside = (node.file.parent / argument).resolve()
         if not beside.is_file():
             raise node.error("no such file beside the study")
