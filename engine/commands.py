@@ -71,7 +71,12 @@ class StepCommand:
     @property
     def is_plain(self) -> bool:
         """True if sampling needs nothing beyond temperature and seed."""
-        return not self.needs_filters and self.num_logprobs is None and not self.banned
+        return not self.needs_all_logits and not self.banned
+
+    @property
+    def needs_all_logits(self) -> bool:
+        """True if some row's sampling or log probabilities need its whole distribution."""
+        return self.needs_filters or self.num_logprobs is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-_COLLECTIVES = ("nccl", "gloo:")
+_COLLECTIVES = ("nccl", "gloo:", "_one_shot_kernel")
 _LONGEST_NAME = 120
 
 

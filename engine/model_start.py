@@ -116,7 +116,8 @@ def plan_memory(
         OutOfMemoryAtStart: no block fits. ConfigError: max_model_len does not fit the pool.
     """
     started = time.perf_counter()
-    profile = _profile(options, loaded, max_rows) if loaded.device.type == "cuda" else None
+    on_cuda = loaded.device.type == "cuda"
+    profile = _profile(options, loaded, group, max_rows) if on_cuda else None
     warm_up_s = time.perf_counter() - started
     local = _local_num_blocks(options, loaded, profile, max_rows)
     num_blocks = _agree(local, group, loaded.device)
@@ -163,7 +164,9 @@ def _memory_report(profile: MemoryProfile) -> dict[str, int]:
     }
 
 
-def _profile(options: EngineOptions, loaded: LoadedModel, max_rows: int) -> MemoryProfile:
+def _profile(
+    options: EngineOptions, loaded: LoadedModel, group: TpGroup, max_rows: int
+) -> MemoryProfile:
     """Runs the largest prefill and the largest sampling batch and reads the allocator."""
     device = loaded.device
     torch.cuda.synchronize(device)
@@ -173,7 +176,7 @@ def _profile(options: EngineOptions, loaded: LoadedModel, max_rows: int) -> Memo
         prefill_peak = _peak_of(device, partial(warm_up_prefill, options, loaded))
         decode_peak = _peak_of(device, partial(warm_up_decode, options, loaded, max_rows))
         size = loaded.config.hidden_size
-        sampling = partial(warm_up_sampling, loaded.model, size, loaded.dtype, max_rows)
+        sampling = partial(warm_up_sampling, loaded.model, group, size, loaded.dtype, max_rows)
         plain_peak = _peak_of(device, partial(sampling, filtered=False))
         filtered_peak = _peak_of(device, partial(sampling, filtered=True))
     except torch.OutOfMemoryError as error:

@@ -1,7 +1,8 @@
 """Draws the next tokens of the sampled rows, with the parameters that their slots hold.
 
-Every rank has the same logits and the same parameters, so all of them draw the same tokens and
-nothing needs to be sent between them.
+Every rank draws among the tokens whose logits it computes, and one number per row is exchanged:
+the key of the rank's best token. Only a step with a row that needs its whole distribution gathers
+the logits. Either way all ranks end with the same tokens.
 """
 
 from __future__ import annotations
@@ -13,24 +14,41 @@ from torch import Tensor
 
 from engine.batch_state import BatchState
 from engine.commands import StepCommand, StepLogprobs
+from engine.layers.sharding import Shard
 from engine.models.decoder import Decoder
-from engine.sampler import Logprobs, SamplingBatch, ban_tokens, compute_logprobs, sample
+from engine.parallel.group import TpGroup
+from engine.sampler import (
+    Logprobs,
+    SamplingBatch,
+    ban_tokens,
+    compute_logprobs,
+    sample,
+    sample_keys,
+    token_of_key,
+)
 
 
 class RowSampler:
-    """Reads the rows that `BatchState` has marked for sampling."""
+    """Reads the rows that `BatchState` has marked for sampling; `vocab` is this rank's part."""
 
-    def __init__(self, state: BatchState) -> None:
+    def __init__(self, state: BatchState, group: TpGroup, vocab: Shard) -> None:
         self._state = state
+        self._group = group
+        self._vocab = vocab
 
-    def draw_plain(self, logits: Tensor) -> Tensor:
+    def draw_plain(self, local_logits: Tensor) -> Tensor:
         """Tokens of rows that need a temperature at most; safe inside a CUDA graph."""
-        return sample(logits, self._batch(logits.shape[0], filtered=False))
+        batch = self._batch(local_logits.shape[0], filtered=False)
+        return sample_over_ranks(local_logits, batch, self._group, self._vocab)
+
+    def draw_unbanned(self, local_logits: Tensor, command: StepCommand) -> Tensor:
+        """The same where some rows must not draw certain ids."""
+        first, end = self._vocab.start, self._vocab.start + self._vocab.size
+        return self.draw_plain(self._without_banned(local_logits, command, first, end))
 
     def draw(self, logits: Tensor, command: StepCommand) -> Tensor:
-        """Tokens of rows of which some need filters or must not draw certain ids."""
-        if command.banned:
-            logits = self._without_banned(logits, command)
+        """Tokens of rows of which some need their whole distribution."""
+        logits = self._without_banned(logits, command, 0, logits.shape[1])
         return sample(logits, self._batch(logits.shape[0], command.needs_filters))
 
     def _batch(self, num_rows: int, filtered: bool) -> SamplingBatch:
@@ -45,13 +63,26 @@ class RowSampler:
             min_p=state.min_ps.index_select(0, slots) if filtered else None,
         )
 
-    def _without_banned(self, logits: Tensor, command: StepCommand) -> Tensor:
-        rows, ids = array("q"), array("q")
+    def _without_banned(self, logits: Tensor, command: StepCommand, first: int, end: int) -> Tensor:
+        """Logits of the tokens [first, end) without those that a row must not draw."""
+        rows, columns = array("q"), array("q")
         for ban in command.banned:
-            rows.extend([ban.row] * len(ban.token_ids))
-            ids.extend(ban.token_ids)
-        words = self._state.upload([rows, ids])
+            held = [token_id - first for token_id in ban.token_ids if first <= token_id < end]
+            rows.extend([ban.row] * len(held))
+            columns.extend(held)
+        if not rows:
+            return logits
+        words = self._state.upload([rows, columns])
         return ban_tokens(logits, words[: len(rows)], words[len(rows) :])
+
+
+def sample_over_ranks(
+    local_logits: Tensor, batch: SamplingBatch, group: TpGroup, vocab: Shard
+) -> Tensor:
+    """What `sample` draws from all ranks' columns together, on every rank; no filters."""
+    if group.size == 1:
+        return sample(local_logits, batch)
+    return token_of_key(group.all_reduce_max(sample_keys(local_logits, batch, vocab.start)))
 
 
 def logprob_tensors(logits: Tensor, token_ids: Tensor, num_top: int) -> Logprobs:
@@ -71,7 +102,12 @@ def to_step_logprobs(columns: Logprobs) -> StepLogprobs:
 
 @torch.inference_mode()
 def warm_up_sampling(
-    model: Decoder, hidden_size: int, dtype: torch.dtype, num_rows: int, filtered: bool
+    model: Decoder,
+    group: TpGroup,
+    hidden_size: int,
+    dtype: torch.dtype,
+    num_rows: int,
+    filtered: bool,
 ) -> None:
     """LM head and sampling of the largest batch, with or without filters."""
     device = next(model.parameters()).device
@@ -86,4 +122,8 @@ def warm_up_sampling(
         top_p=reals if filtered else None,
         min_p=reals if filtered else None,
     )
-    sample(model.compute_logits(hidden), batch)
+    if filtered:
+        sample(model.compute_logits(hidden), batch)
+    else:
+        local_logits = model.compute_local_logits(hidden)
+        sample_over_ranks(local_logits, batch, group, model.local_vocab)

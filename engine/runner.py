@@ -70,7 +70,7 @@ class ModelRunner:
         hidden_size = loaded.config.hidden_size
         self.hidden = torch.zeros(self.max_rows, hidden_size, dtype=loaded.dtype, device=device)
         self.sampled = torch.zeros(self.max_rows, dtype=torch.int64, device=device)
-        self._sampler = RowSampler(self.state)
+        self._sampler = RowSampler(self.state, group, self.model.local_vocab)
         self._host_tokens = self._token_buffers()
         self._next_buffer = 0
         started = time.perf_counter()
@@ -171,7 +171,12 @@ class ModelRunner:
             else:
                 self._sample_rows(num_rows)
             return None
-        logits = self.model.compute_logits(self.hidden[:num_rows])
+        hidden = self.hidden[:num_rows]
+        if not command.needs_all_logits:
+            local_logits = self.model.compute_local_logits(hidden)
+            self._keep(self._sampler.draw_unbanned(local_logits, command))
+            return None
+        logits = self.model.compute_logits(hidden)
         tokens = self._sampler.draw(logits, command)
         self._keep(tokens)
         if command.num_logprobs is None:
@@ -180,8 +185,8 @@ class ModelRunner:
 
     def _sample_rows(self, num_rows: int) -> None:
         """LM head and plain sampling of the marked rows; works on persistent buffers only."""
-        logits = self.model.compute_logits(self.hidden[:num_rows])
-        self._keep(self._sampler.draw_plain(logits))
+        local_logits = self.model.compute_local_logits(self.hidden[:num_rows])
+        self._keep(self._sampler.draw_plain(local_logits))
 
     def _keep(self, tokens: Tensor) -> None:
         num_rows = tokens.numel()
@@ -221,6 +226,7 @@ class ModelRunner:
             dtype=str(loaded.dtype).removeprefix("torch."),
             attention_backend=loaded.backend_name,
             tensor_parallel_size=self.group.size,
+            has_fast_all_reduce=self.group.fast is not None,
             graph_sizes=() if self.graphs is None else self.graphs.sizes,
             memory_bytes=memory,
             start_up_s=plan.start_up_s,

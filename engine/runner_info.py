@@ -22,6 +22,7 @@ class RunnerInfo:
     memory_bytes: dict[str, int] = field(default_factory=dict)
     start_up_s: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    has_fast_all_reduce: bool = False
 
     def to_json(self) -> str:
         """Compact JSON text."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 _MASK32 = 0xFFFFFFFF
+_LAST_TOKEN = 0x7FFFFFFF
 _LOG2_E = 1.4426950408889634
 # Multipliers of well-tested integer finalisers (splitmix64 for rows, a 32-bit one for tokens).
 _GOLDEN64 = 0x9E3779B97F4A7C15
@@ -59,25 +60,77 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """
     if batch.is_filtered:
         logits = filter_logits(logits, batch)
-    if logits.is_cuda and importlib.util.find_spec("triton") is not None:
+    if _is_fused(logits):
         from engine.layers.kernels.race import fused_race
 
         return fused_race(logits, batch.temperatures, batch.seeds, batch.positions)
     return race(logits, batch.temperatures, batch.seeds, batch.positions)
 
 
+def sample_keys(logits: Tensor, batch: SamplingBatch, first_token: int) -> Tensor:
+    """Each row's best key among the tokens from `first_token` on, whose logits these columns are.
+
+    The largest key over all parts of a vocabulary holds the token that `sample` draws from the
+    whole (`token_of_key`), so ranks need to exchange nothing else. Filters need the whole.
+    """
+    assert not batch.is_filtered, "filters need the whole distribution"
+    columns = (batch.temperatures, batch.seeds, batch.positions)
+    if logits.shape[-1] == 0:  # a rank with padding only
+        return torch.full_like(batch.seeds, torch.iinfo(torch.int64).min)
+    if _is_fused(logits):
+        from engine.layers.kernels.race import fused_race_keys
+
+        return fused_race_keys(logits, *columns, first_token)
+    return race_keys(logits, *columns, first_token)
+
+
+def _is_fused(logits: Tensor) -> bool:
+    return logits.is_cuda and importlib.util.find_spec("triton") is not None
+
+
 def race(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """The exponential race, or argmax where the temperature is 0; the reference."""
+    return _race(logits, temperatures, seeds, positions, 0)[1]
+
+
+def race_keys(
+    logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, first_token: int
+) -> Tensor:
+    """The race's winners as keys: the larger the score, the larger; of equals the lower token's.
+
+    The upper 32 bits are the float32 score's, made to order as integers do, the lower ones
+    2**31 - 1 less the token id.
+    """
+    scores, columns = _race(logits, temperatures, seeds, positions, first_token)
+    bits = scores.masked_fill(scores == 0, 0.0).view(torch.int32)  # -0 equals 0
+    ordered = torch.where(bits < 0, bits ^ _LAST_TOKEN, bits).long()
+    return (ordered << 32) | (_LAST_TOKEN - first_token - columns)
+
+
+def token_of_key(keys: Tensor) -> Tensor:
+    """The token ids in race keys."""
+    return keys.bitwise_not() & _LAST_TOKEN
+
+
+def _race(
+    logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, first_token: int
+) -> tuple[Tensor, Tensor]:
+    """(winning score, its column) of each row."""
     out = logits.argmax(dim=-1)
+    scores = logits.gather(-1, out[:, None])[:, 0].float()
     if logits.is_cuda:
         rows = torch.arange(len(out), device=out.device)
     else:
         rows = torch.nonzero(temperatures > 0).flatten()  # on a GPU this would make the host wait
     scale = _LOG2_E / temperatures[rows].float()
-    noise = exponential(seeds[rows], positions[rows], logits.shape[-1]).log2_()
-    drawn = (logits[rows].float() * scale[:, None]).sub_(noise).argmax(dim=-1)
-    out[rows] = torch.where(temperatures[rows] > 0, drawn, out[rows])
-    return out
+    noise = exponential(seeds[rows], positions[rows], logits.shape[-1], first_token).log2_()
+    raced = (logits[rows].float() * scale[:, None]).sub_(noise)
+    drawn = raced.argmax(dim=-1)
+    is_drawn = temperatures[rows] > 0
+    out[rows] = torch.where(is_drawn, drawn, out[rows])
+    best = raced.gather(-1, drawn[:, None])[:, 0]
+    scores[rows] = torch.where(is_drawn, best, scores[rows])
+    return scores, out
 
 
 def filter_logits(logits: Tensor, batch: SamplingBatch) -> Tensor:
@@ -134,10 +187,11 @@ def row_keys(seeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     return mixed & _MASK32, (mixed >> 32) & _MASK32
 
 
-def uniform(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-    """Float32 [R, vocab] in (0, 1), fine-grained near 0."""
+def uniform(seeds: Tensor, positions: Tensor, vocab_size: int, first_token: int = 0) -> Tensor:
+    """Float32 [R, vocab] in (0, 1), fine-grained near 0; the first column is `first_token`'s."""
     first, second = (key[:, None] for key in row_keys(seeds, positions))
-    x = torch.arange(vocab_size, device=seeds.device)[None, :] + first
+    tokens = torch.arange(first_token, first_token + vocab_size, device=seeds.device)
+    x = tokens[None, :] + first
     x &= _MASK32
     x ^= x >> 16
     x *= _MIX32_A
@@ -150,9 +204,9 @@ def uniform(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     return x.float().add_(0.5).mul_(2.0**-32).clamp_(max=_LARGEST_UNIFORM)
 
 
-def exponential(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+def exponential(seeds: Tensor, positions: Tensor, vocab_size: int, first_token: int = 0) -> Tensor:
     """Float32 [R, vocab] of Exp(1), exact also near 0, where the likely winners of a race are."""
-    return uniform(seeds, positions, vocab_size).neg_().log1p_().neg_()
+    return uniform(seeds, positions, vocab_size, first_token).neg_().log1p_().neg_()
 
 
 def _mix64(x: Tensor) -> Tensor:

@@ -65,3 +65,7 @@ class OutputHead(nn.Module):
         logits = functional.linear(hidden, self.table.weight)
         gathered = self.table.group.all_gather(logits, dim=-1)
         return gathered[..., : self.table.vocab_size]
+
+    def local(self, hidden: Tensor) -> Tensor:
+        """Logits of the rows that this rank holds; nothing is communicated."""
+        return functional.linear(hidden, self.table.weight)[..., : self.table.rows.size]

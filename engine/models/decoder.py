@@ -13,6 +13,7 @@ from engine.layers.mlp import SwiGLU
 from engine.layers.norm import RMSNorm
 from engine.layers.rope import cos_sin_table
 from engine.layers.self_attention import AttentionShape, SelfAttention
+from engine.layers.sharding import Shard
 from engine.layers.weights import WeightSlice
 from engine.models.config import ModelConfig
 from engine.parallel.group import TpGroup
@@ -132,6 +133,15 @@ class Decoder(nn.Module):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits [R, vocab] for chosen rows of the hidden states, equal on every rank."""
         return self.head(hidden)
+
+    def compute_local_logits(self, hidden: Tensor) -> Tensor:
+        """The columns of the logits that this rank computes: `local_vocab` of the vocabulary."""
+        return self.head.local(hidden)
+
+    @property
+    def local_vocab(self) -> Shard:
+        """The part of the vocabulary that this rank's head holds."""
+        return self.head.table.rows
 
     def weight_slices(self) -> Iterator[WeightSlice]:
         """Every slice of every parameter, named as HF names them."""

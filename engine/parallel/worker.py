@@ -67,8 +67,8 @@ def _serve(place: WorkerPlace, options: EngineOptions, pipe: Connection) -> None
     import torch
     import torch.distributed as dist
 
-    from engine.parallel.group import TpGroup
     from engine.parallel.messages import decode_command, encode_result
+    from engine.parallel.one_shot import connect_group
     from engine.rank_probe import RankProbe
     from engine.runner import ModelRunner
     from engine.start import resolve_device
@@ -89,7 +89,7 @@ def _serve(place: WorkerPlace, options: EngineOptions, pipe: Connection) -> None
         timeout=timedelta(seconds=options.worker_timeout_s),
         device_id=device if on_gpu else None,
     )
-    runner = ModelRunner(options, TpGroup(place.rank, place.size), device)
+    runner = ModelRunner(options, connect_group(place.rank, place.size, device), device)
     probe = RankProbe(runner)
     pipe.send_bytes(READY + runner.info.to_json().encode())
     while True:

@@ -11,6 +11,8 @@ from engine.layers.embedding import OutputHead, VocabParallelEmbedding
 from engine.layers.linear import ColumnParallelLinear, RowParallelLinear, merged_parts, qkv_parts
 from engine.layers.sharding import check_tp_size, kv_head_shard, valid_tp_sizes
 from engine.layers.weights import WeightSlice
+from engine.row_sampler import sample_over_ranks
+from engine.sampler import SamplingBatch, sample
 
 CPU, F32 = torch.device("cpu"), torch.float32
 
@@ -112,6 +114,27 @@ def test_an_odd_vocabulary_is_padded_and_cut(vocab, size):
     for embedded, logits, _ in results:
         assert torch.equal(embedded, full["e.weight"])
         torch.testing.assert_close(logits, full["e.weight"][:5] @ full["e.weight"].T)
+
+
+@pytest.mark.parametrize("vocab", [64, 100, 151])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_ranks_draw_the_same_tokens_without_gathering_logits(vocab, size):
+    torch.manual_seed(0)
+    full = {"e.weight": torch.randn(vocab, 8)}
+    hidden = torch.randn(6, 8)
+    zeros = torch.zeros(6, dtype=torch.int64)
+    temperatures = torch.tensor([0.0, 1.0, 0.5, 0.0, 2.0, 9.0])
+    batch = SamplingBatch(temperatures, torch.arange(6), zeros)
+
+    def drawn(group):
+        table = VocabParallelEmbedding(vocab, 8, group, F32, CPU)
+        fill(table.weight_slices("e."), full)
+        group.all_gather = None
+        return sample_over_ranks(OutputHead(table).local(hidden), batch, group, table.rows)
+
+    expected = sample(hidden @ full["e.weight"].T, batch)
+    for tokens in run_ranks(size, drawn):
+        assert torch.equal(tokens, expected)
 
 
 def test_invalid_tp_sizes_are_refused_with_the_valid_ones():

@@ -1,11 +1,13 @@
 """The sampler draws from the right distribution, with numbers that depend on nothing else."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from kernel_testing import KERNEL_DEVICE as DEVICE
 from scipy.stats import chisquare, kstest
 
-from engine.layers.kernels.race import fused_race
+from engine.layers.kernels.race import fused_race, fused_race_keys
 from engine.sampler import (
     SamplingBatch,
     ban_tokens,
@@ -15,6 +17,8 @@ from engine.sampler import (
     race,
     row_keys,
     sample,
+    sample_keys,
+    token_of_key,
     uniform,
 )
 
@@ -149,6 +153,65 @@ def test_the_kernel_survives_banned_and_equal_logits():
     for temperature in (0.0, 1.0):
         temperatures = torch.full((2,), temperature, device=DEVICE)
         assert fused_race(logits, temperatures, zeros, zeros).tolist() == [2500, 0]
+
+
+SPLITS = {
+    "even": (0, 2500, 5000),
+    "uneven": (0, 2048, 4999, 5000),
+    "an empty part": (0, 3000, 5000, 5000),
+    "many": (0, 1, 7, 64, 1000, 1001, 4096, 5000),
+}
+
+
+def drawn_in_parts(draw_keys, logits, columns, split):
+    parts = [
+        draw_keys(logits[:, first:end], SamplingBatch(*columns), first)
+        for first, end in pairwise(split)
+    ]
+    return token_of_key(torch.stack(parts).amax(0)).tolist()
+
+
+def kernel_keys(logits, batch, first_token):
+    """As `sample_keys` on a GPU; in the interpreter elsewhere."""
+    if logits.shape[1] == 0:
+        return sample_keys(logits, batch, first_token)
+    columns = (batch.temperatures, batch.seeds, batch.positions)
+    keys = fused_race_keys(logits.to(DEVICE), *(c.to(DEVICE) for c in columns), first_token)
+    return keys.cpu()
+
+
+@pytest.mark.parametrize("draw_keys", [sample_keys, kernel_keys])
+@pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
+def test_parts_of_a_vocabulary_draw_what_the_whole_draws(split, draw_keys):
+    """Whatever the parts, so the number of ranks cannot change a token; nor can the batch."""
+    torch.manual_seed(3)
+    logits = torch.randn(8, 5000) * 3
+    logits[3].fill_(-2.5)  # equal everywhere: the first token
+    logits[4] = logits[4].round()  # many equal ones
+    logits[5] = torch.where(torch.arange(5000) % 2 == 1, 0.0, -0.0)  # zeros of both signs
+    logits[6, :4500] = float("-inf")
+    columns = (
+        torch.tensor([0.0, 0.6, 1.0, 0.0, 0.0, 0.0, 2.0, 5.0]),
+        torch.tensor([1, -5, 2**63 - 1, 7, 0, 123456, -(2**63), 8]),
+        torch.tensor([0, 5, 100_000, 3, 1, 2, 4, 4]),
+    )
+    whole = sample if draw_keys is sample_keys else kernel_whole
+    expected = whole(logits, SamplingBatch(*columns)).tolist()
+    assert expected[3] == 0 and expected[5] == 0
+    assert drawn_in_parts(draw_keys, logits, columns, split) == expected
+    some = [6, 1, 4]
+    fewer = [column[some] for column in columns]
+    assert drawn_in_parts(draw_keys, logits[some], fewer, split) == [expected[i] for i in some]
+
+
+def kernel_whole(logits, batch):
+    columns = (batch.temperatures, batch.seeds, batch.positions)
+    return fused_race(logits.to(DEVICE), *(c.to(DEVICE) for c in columns)).cpu()
+
+
+def test_parts_cannot_be_filtered():
+    with pytest.raises(AssertionError, match="whole distribution"):
+        sample_keys(torch.zeros(1, 4), batch(1, top_k=2), 0)
 
 
 def test_banned_tokens_are_never_drawn():

@@ -129,6 +129,22 @@ def test_odd_shapes_split_over_two_ranks_until_the_first_is_killed(odd_folder):
         assert_dies_of(llm, rank=0)
 
 
+@pytest.mark.parametrize("vocab_size", [100, 259])
+def test_three_ranks_draw_what_one_rank_draws(tmp_path, vocab_size):
+    """128, 128 and 3 tokens, or 64, 36 and none: the last rank then holds padding only."""
+    sizes = dict(num_attention_heads=6, num_key_value_heads=3, intermediate_size=96)
+    folder = write_tiny_model(tmp_path / "model", vocab_size=vocab_size, **sizes)
+    prompts = [[token % vocab_size for token in prompt] for prompt in PROMPTS]
+    plain = [SamplingParams(temperature=t, max_tokens=10, ignore_eos=True) for t in (0, 0.7, 1.5)]
+    every = [*PARAMS[:4], greedy(10, min_tokens=9, stop_token_ids=[7, 90]), greedy(10)]
+    with start(folder) as alone, start(folder, tensor_parallel_size=3) as together:
+        for params in (plain * 2, every):
+            expected = alone.generate(prompts, params, use_tqdm=False)
+            outputs = together.generate(prompts, params, use_tqdm=False)
+            assert tokens_of(outputs) == tokens_of(expected)
+        assert len(set(together.executor.ask(STATE_DIGEST))) == 1
+
+
 def test_a_killed_second_rank_ends_the_call_and_leaves_nothing(folder):
     with start(folder, tensor_parallel_size=2) as llm:
         rendezvous = Path(llm.executor._folder)

@@ -36,6 +36,9 @@ class ThreadGroup:
         total = torch.stack(self.meeting.exchange(self.rank, t.clone())).sum(0)
         return t.copy_(total)
 
+    def all_reduce_max(self, t):
+        return t.copy_(torch.stack(self.meeting.exchange(self.rank, t.clone())).amax(0))
+
     def all_gather(self, t, dim=-1):
         return torch.cat(self.meeting.exchange(self.rank, t.clone()), dim=dim)
 

@@ -1,6 +1,6 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # ruff: noqa: ANN001, ANN202 (Triton gives its own meaning to annotations)
-"""The exponential race over the vocabulary in one read of the logits."""
+"""The exponential race over the vocabulary, or a rank's part of it, in one read of the logits."""
 
 from __future__ import annotations
 
@@ -53,18 +53,19 @@ def _race_kernel(
     temperatures_ptr,
     seeds_ptr,
     positions_ptr,
-    score_ptr,
-    token_ptr,
+    out_ptr,
     row_stride,
-    vocab_size,
+    first_token,
+    num_columns,
     part_size,
     BLOCK: tl.constexpr,
     NATIVE: tl.constexpr,
+    KEYS: tl.constexpr,
 ):
     part, row = tl.program_id(0), tl.program_id(1)
-    begin = part * part_size
-    end = tl.minimum(begin + part_size, vocab_size)
-    logits = logits_ptr + row.to(tl.int64) * row_stride
+    begin = first_token + part * part_size
+    end = tl.minimum(begin + part_size, first_token + num_columns)
+    logits = logits_ptr + row.to(tl.int64) * row_stride - first_token
     temperature = tl.load(temperatures_ptr + row)
     lane = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -91,48 +92,78 @@ def _race_kernel(
             best_at = tl.where(better, token, best_at)
     top = tl.max(best, axis=0)
     # Of equal scores the lowest token wins, as in torch.argmax.
-    winner = tl.min(tl.where(best == top, best_at, vocab_size - 1), axis=0)
+    winner = tl.min(tl.where(best == top, best_at, 0x7FFFFFFF), axis=0)
     at = row * tl.num_programs(0) + part
-    tl.store(score_ptr + at, top)
-    tl.store(token_ptr + at, winner.to(tl.int64))
+    if KEYS:
+        tl.store(out_ptr + at, _key(top, winner))
+    else:
+        tl.store(out_ptr + at, winner.to(tl.int64))
 
 
 @triton.jit
-def _final_kernel(score_ptr, token_ptr, out_ptr, PARTS: tl.constexpr):
+def _key(score, token):
+    """See engine.sampler.race_keys."""
+    bits = tl.where(score == 0, 0.0, score).to(tl.int32, bitcast=True)
+    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
+
+
+@triton.jit
+def _final_kernel(key_ptr, out_ptr, PARTS: tl.constexpr, KEYS: tl.constexpr):
     row = tl.program_id(0)
-    at = row * PARTS + tl.arange(0, PARTS)
-    score = tl.load(score_ptr + at)
-    token = tl.load(token_ptr + at)
-    best = score == tl.max(score, axis=0)
-    tl.store(out_ptr + row, tl.min(tl.where(best, token, 0x7FFFFFFF), axis=0))
+    key = tl.max(tl.load(key_ptr + row * PARTS + tl.arange(0, PARTS)), axis=0)
+    if KEYS:
+        tl.store(out_ptr + row, key)
+    else:
+        tl.store(out_ptr + row, 0x7FFFFFFF - (key & 0x7FFFFFFF))
 
 
 def fused_race(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """See engine.sampler.race; rows of the logits may be strided."""
-    num_rows, vocab_size = logits.shape
-    assert logits.stride(1) == 1 or vocab_size == 1
+    return _run(logits, temperatures, seeds, positions, 0, keys=False)
+
+
+def fused_race_keys(
+    logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, first_token: int
+) -> Tensor:
+    """See engine.sampler.race_keys."""
+    return _run(logits, temperatures, seeds, positions, first_token, keys=True)
+
+
+def _run(
+    logits: Tensor,
+    temperatures: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    first_token: int,
+    keys: bool,
+) -> Tensor:
+    num_rows, num_columns = logits.shape
+    assert logits.stride(1) == 1 or num_columns <= 1
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows == 0:
         return out
     parts = next_power_of_2(cdiv(_TARGET_PROGRAMS, num_rows))
-    parts = min(parts, 64, next_power_of_2(cdiv(vocab_size, _BLOCK)))
-    part_size = cdiv(cdiv(vocab_size, parts), _BLOCK) * _BLOCK
-    score = torch.empty((num_rows, parts), dtype=torch.float32, device=logits.device)
-    token = out if parts == 1 else torch.empty_like(score, dtype=torch.int64)
+    parts = min(parts, 64, next_power_of_2(cdiv(num_columns, _BLOCK)))
+    part_size = cdiv(cdiv(num_columns, parts), _BLOCK) * _BLOCK
+    partial = (
+        out if parts == 1 else torch.empty((num_rows, parts), dtype=out.dtype, device=out.device)
+    )
     _race_kernel[(parts, num_rows)](
         logits,
         temperatures,
         seeds,
         positions,
-        score,
-        token,
+        partial,
         logits.stride(0),
-        vocab_size,
+        first_token,
+        num_columns,
         part_size,
         BLOCK=_BLOCK,
         NATIVE=logits.device.type != "cpu",
+        KEYS=keys or parts > 1,
         num_warps=8,
     )
     if parts > 1:
-        _final_kernel[(num_rows,)](score, token, out, PARTS=parts, num_warps=1)
+        _final_kernel[(num_rows,)](partial, out, PARTS=parts, KEYS=keys, num_warps=1)
     return out
