@@ -2,113 +2,150 @@
 
     python benchmarks/measured_runs.py SHARED/traces/measured [--out FILE]
 
-Only what these runs recorded can be checked: latencies per request, throughput, makespan. A
-roofline with its default efficiencies is compared first; then one whose two efficiencies were
-fitted to *another* of the runs. The fourth run is a mixture of experts, which is not modelled.
+Only what these runs recorded can be checked: latencies per request and throughput. Each run is
+predicted by a roofline with default parameters, by one fitted to another run, and by one fitted to
+the requests of its own first half, which is judged on the other requests.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from sim.calibration.requests import RequestTimes, fit_requests, replace_arrivals
 from sim.cost.roofline import RooflineOptions
 from sim.runs import RunPlan, simulate
 from sim.setup import Deployment
 from sim.workloads.readers import TraceOptions, read_trace
 
-COMMON = {"router": "round-robin", "cost": "roofline", "max_num_batched_tokens": 2048}
+COMMON = {"cost": "roofline", "max_num_batched_tokens": 2048}
+# The RTX 4090's 2,588 blocks include vLLM's null block. The other pools are derived from the memory
+# size; they are at least twice what their runs hold, so that they do not matter.
 RUNS = {
     "rtx4090_llama-3.1-8b": Deployment(
-        model="llama-3.1-8b", hardware="rtx4090", num_kv_blocks=2588, max_num_seqs=256,
-        max_model_len=16384, **COMMON,
+        model="llama-3.1-8b", hardware="rtx4090", num_kv_blocks=2587, max_num_seqs=256,
+        max_model_len=32768, **COMMON,
     ),
     "rtxpro6000_llama-3.1-8b": Deployment(
-        model="llama-3.1-8b", hardware="rtxpro6000", max_num_seqs=128, max_model_len=16384,
+        model="llama-3.1-8b", hardware="rtxpro6000", max_num_seqs=128, max_model_len=131072,
         **COMMON,
     ),
     "rtxpro6000_qwen3-32b": Deployment(
-        model="qwen3-32b", hardware="rtxpro6000", tp=2, max_num_seqs=128, max_model_len=16384,
+        model="qwen3-32b", hardware="rtxpro6000", tp=2, max_num_seqs=128, max_model_len=40960,
         **COMMON,
     ),
+    "rtxpro6000_qwen3-30b-a3b-instruct-2507": Deployment(
+        model="qwen3-30b-a3b", hardware="rtxpro6000", replicas=2, expert_parallel=True,
+        max_num_seqs=128, max_model_len=262144, **COMMON,
+    ),
 }  # fmt: skip
-FITTED_ON = {
+TRACES = {"llama-3.1-8b": "llama-3.1-8b", "qwen3-32b": "qwen3-32b", "qwen3-30b-a3b": "qwen3-32b"}
+CARRIED_FROM = {
     "rtx4090_llama-3.1-8b": "rtxpro6000_llama-3.1-8b",
     "rtxpro6000_llama-3.1-8b": "rtx4090_llama-3.1-8b",
     "rtxpro6000_qwen3-32b": "rtxpro6000_llama-3.1-8b",
+    "rtxpro6000_qwen3-30b-a3b-instruct-2507": "rtxpro6000_qwen3-32b",
 }
-MEMORY, COMPUTE = (0.6, 0.7, 0.8, 0.9), (0.45, 0.6, 0.75)
-KEYS = (
-    "duration", "output_throughput", "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms",
-    "mean_tpot_ms", "median_tpot_ms", "p99_tpot_ms", "mean_e2el_ms", "median_e2el_ms",
-    "p99_e2el_ms",
-)  # fmt: skip
+# A fit to the first half of a run's time sees at least this share of the requests: of the mixture's
+# run only 16 had finished by then, so there the first part is longer.
+LEAST_SHARE = 1 / 3
 
 
-def measured(path):
-    """The recorded figures, and when each request reached the engine in ns."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    queued = np.array([row["queued_ts"] for row in rows])
-    first = np.array([row["first_token_ts"] for row in rows])
-    last = np.array([row["last_token_ts"] for row in rows])
-    outputs = np.array([row["output_toks"] for row in rows])
-    many = outputs > 1
-    found = {"duration": float(last.max() - queued.min())}
-    found["output_throughput"] = float(outputs.sum()) / found["duration"]
-    series = {
-        "ttft": first - queued,
-        "tpot": (last - first)[many] / (outputs[many] - 1),
-        "e2el": last - queued,
+class Recorded:
+    """A run's requests and the workload that they belong to."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        text = (folder / f"vllm_{name}_requests.jsonl").read_text()
+        rows = [json.loads(line) for line in text.splitlines()]
+        # These three are on one monotonic clock; arrival_time is on another and stays out.
+        queued, first, last = (
+            np.array([row[key] for row in rows])
+            for key in ("queued_ts", "first_token_ts", "last_token_ts")
+        )
+        start = queued.min()
+        self.times = RequestTimes(*((one - start) * 1e9 for one in (queued, first, last)))
+        self.outputs = np.array([row["output_toks"] for row in rows])
+        self.deployment = RUNS[name]
+        trace = f"sharegpt300_{TRACES[self.deployment.model]}_blocks16.jsonl"
+        self.workload = read_trace(folder / trace, TraceOptions())
+        assert list(self.workload.output_tokens) == self.outputs.tolist()
+
+    @property
+    def early(self):
+        """Requests that had finished when the first part ended."""
+        last_ns = self.times.last_token_ns
+        cut_ns = max(last_ns.max() / 2, np.quantile(last_ns, LEAST_SHARE))
+        return last_ns <= cut_ns
+
+    def fit(self, visible=None):
+        """The fitted parameters and how near they come."""
+        return fit_requests(self.workload, self.deployment, self.times, visible)
+
+    def errors(self, options, chosen):
+        """Errors in percent: throughput of the whole run, latencies of the chosen requests."""
+        sent = replace_arrivals(self.workload, self.times)
+        ledger = simulate(RunPlan(sent, replace(self.deployment, roofline=options))).result.ledger
+        columns = (ledger.arrival_ns, ledger.first_token_ns, ledger.finish_ns)
+        found = self._figures(RequestTimes(*map(np.array, columns)), chosen)
+        recorded = self.figures(chosen)
+        return {key: round(100 * (found[key] / recorded[key] - 1), 2) for key in found}
+
+    def figures(self, chosen):
+        """The recorded figures."""
+        return self._figures(self.times, chosen)
+
+    def _figures(self, times, chosen):
+        span_s = (times.last_token_ns.max() - times.queued_ns.min()) / 1e9
+        found = {"output_throughput": float(self.outputs.sum()) / span_s}
+        many = chosen & (self.outputs > 1)
+        series = {
+            "ttft": times.wait_ns[chosen],
+            "tpot": times.decode_ns[many] / (self.outputs[many] - 1),
+            "e2el": (times.last_token_ns - times.queued_ns)[chosen],
+        }
+        for name, values in series.items():
+            found[f"mean_{name}_ms"] = float(values.mean()) / 1e6
+            found[f"median_{name}_ms"] = float(np.median(values)) / 1e6
+            found[f"p99_{name}_ms"] = float(np.percentile(values, 99)) / 1e6
+        return found
+
+
+def described(fit):
+    """A fit as plain JSON."""
+    options = {key: round(value, 4) for key, value in fit.options.given().items()}
+    return {"fitted_requests": fit.num_requests, "parameters": options}
+
+
+def judge(runs, fits, name):
+    """All predictions of one run."""
+    run = runs[name]
+    everything = np.ones(len(run.outputs), bool)
+    late = ~run.early
+    half, source = run.fit(run.early), CARRIED_FROM[name]
+    carried = fits[source]
+    return {
+        "recorded": {key: round(value, 2) for key, value in run.figures(everything).items()},
+        "default": {"error_percent": run.errors(RooflineOptions(), everything)},
+        "carried": {
+            "fitted_on": source,
+            **described(carried),
+            "error_percent": run.errors(carried.options, everything),
+        },
+        "first_part": {
+            **described(half),
+            "first_part_s": round(float(run.times.last_token_ns[run.early].max()) / 1e9, 1),
+            "error_percent_other_requests": run.errors(half.options, late),
+            "error_percent_all_requests": run.errors(half.options, everything),
+        },
+        "own": {
+            **described(fits[name]),
+            "error_percent": run.errors(fits[name].options, everything),
+        },
     }
-    for name, values in series.items():
-        found[f"mean_{name}_ms"] = 1e3 * float(values.mean())
-        found[f"median_{name}_ms"] = 1e3 * float(np.median(values))
-        found[f"p99_{name}_ms"] = 1e3 * float(np.percentile(values, 99))
-    return found, np.round((queued - queued.min()) * 1e9).astype(np.int64)
-
-
-def predicted(folder, name, arrival_ns, options):
-    """The simulator's figures for a run; tails are taken from the requests themselves."""
-    deployment = RUNS[name]
-    trace = folder / f"sharegpt300_{deployment.model}_blocks16.jsonl"
-    workload = read_trace(trace, TraceOptions())
-    order = np.argsort(arrival_ns, kind="stable")
-    assert (order == np.arange(len(order))).all(), "requests reached the engine out of order"
-    workload.arrival_ns = array("q", arrival_ns.tolist())
-    fields = {name: getattr(deployment, name) for name in deployment.__slots__}
-    plan = RunPlan(workload, Deployment(**{**fields, "roofline": options}))
-    run = simulate(plan)
-    ledger = run.result.ledger
-    arrival, first, finish = (
-        np.array(column) / 1e6
-        for column in (ledger.arrival_ns, ledger.first_token_ns, ledger.finish_ns)
-    )
-    found = dict(run.summary)
-    found["p99_ttft_ms"] = float(np.percentile(first - arrival, 99))
-    found["p99_e2el_ms"] = float(np.percentile(finish - arrival, 99))
-    return {key: float(found[key]) for key in KEYS}
-
-
-def errors(figures, recorded):
-    """Relative errors in percent."""
-    return {key: round(100 * (figures[key] / recorded[key] - 1), 2) for key in KEYS}
-
-
-def fit(folder, name, recorded, arrival_ns):
-    """The two efficiencies that miss throughput and mean TPOT of a run the least."""
-    best = None
-    for memory, compute in itertools.product(MEMORY, COMPUTE):
-        options = RooflineOptions(memory_efficiency=memory, compute_efficiency=compute)
-        found = errors(predicted(folder, name, arrival_ns, options), recorded)
-        miss = abs(found["output_throughput"]) + abs(found["mean_tpot_ms"])
-        if best is None or miss < best[0]:
-            best = (miss, options)
-    return best[1]
 
 
 def main():
@@ -116,23 +153,12 @@ def main():
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    folder = arguments.folder
-    data = {name: measured(folder / f"vllm_{name}_requests.jsonl") for name in RUNS}
-    fits = {name: fit(folder, name, *data[name]) for name in sorted(set(FITTED_ON.values()))}
+    runs = {name: Recorded(arguments.folder, name) for name in RUNS}
+    fits = {name: run.fit() for name, run in runs.items()}
     document = {"command": "python benchmarks/measured_runs.py SHARED/traces/measured", "runs": {}}
-    for name, (recorded, arrival_ns) in data.items():
-        default = errors(predicted(folder, name, arrival_ns, RooflineOptions()), recorded)
-        options = fits[FITTED_ON[name]]
-        fitted = errors(predicted(folder, name, arrival_ns, options), recorded)
-        document["runs"][name] = {
-            "recorded": {key: round(value, 2) for key, value in recorded.items()},
-            "default_roofline_error_percent": default,
-            "fitted_on": FITTED_ON[name],
-            "memory_efficiency": options.memory_efficiency,
-            "compute_efficiency": options.compute_efficiency,
-            "fitted_roofline_error_percent": fitted,
-        }
-        print(name, "default", default, "\n  fitted on", FITTED_ON[name], fitted, flush=True)
+    for name in RUNS:
+        document["runs"][name] = judge(runs, fits, name)
+        print(name, json.dumps(document["runs"][name], indent=1), flush=True)
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(document, indent=1) + "\n")
 

@@ -26,6 +26,9 @@ VERBS: dict[str, Verb] = {
     "sim run": Verb("sim.cli:run_main", "simulate a trace or a synthetic workload"),
     "sim replay": Verb("sim.replay:main", "replay a step log and find the first other decision"),
     "sim calibrate": Verb("sim.calibration.cli:calibrate_main", "fit a cost model to step logs"),
+    "sim calibrate-requests": Verb(
+        "sim.calibration.requests_cli:main", "fit the roofline to requests without step times"
+    ),
     "sim validate": Verb("sim.validate:main", "compare simulated with measured runs"),
     "sim plan": Verb("sim.planning.cli:main", "find the capacity that meets an SLO"),
     "sim diff": Verb("sim.run_diff:main", "compare the results of two simulated runs"),

@@ -10,6 +10,7 @@ from sim.cost.roofline import RooflineCost, RooflineOptions
 from sim.cost.simple import ConstantCost, ExponentialCost, ReplayCost, TableCost
 from sim.hardware import HARDWARE, hardware_named
 from sim.models import model_named
+from sim.setup import build
 
 IDEAL = RooflineOptions(
     memory_efficiency=1.0,
@@ -23,8 +24,9 @@ IDEAL = RooflineOptions(
 @pytest.mark.parametrize("rows", [1, 7, 256])
 @pytest.mark.parametrize("hardware", ["h200", "l4"])
 @pytest.mark.parametrize("shared", [0, 512])
-def test_a_decode_run_equals_its_steps_exactly(rows, hardware, shared):
-    cost = RooflineCost(model_named("qwen3-8b"), hardware_named(hardware))
+@pytest.mark.parametrize("model", ["qwen3-8b", "qwen3-30b-a3b"])
+def test_a_decode_run_equals_its_steps_exactly(rows, hardware, shared, model):
+    cost = RooflineCost(model_named(model), hardware_named(hardware))
     start = rows * 700
     run_ns = cost.decode_run_ns(rows, start, 300, shared)
     steps_ns = [
@@ -47,8 +49,9 @@ FEATURES = [
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("hardware", HARDWARE)
 @pytest.mark.parametrize("tp", [1, 4])
-def test_a_roofline_at_full_efficiency_never_beats_physics(features, hardware, tp):
-    shape, sheet = model_named("llama-3.1-8b"), hardware_named(hardware)
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-30b-a3b", "mixtral-8x7b"])
+def test_a_roofline_at_full_efficiency_never_beats_physics(features, hardware, tp, model):
+    shape, sheet = model_named(model), hardware_named(hardware)
     physics = Physics(shape, sheet, tp)
     floor_ns = physics.floor_ns(physics.step_work(features))
     ideal_ns = RooflineCost(shape, sheet, tp, IDEAL).step_time_ns(features)
@@ -64,6 +67,32 @@ def test_the_work_of_a_step_is_the_textbook_sum():
     attention = 4 * 36 * 32 * 128 * pairs
     assert work.flops == 2 * shape.body_params * 52 + 2 * shape.head_params * 3 + attention
     assert work.num_bytes == 2 * (shape.body_params + shape.head_params) + 450 * 147_456
+
+
+def test_the_floor_of_a_mixture_holds_however_tokens_are_routed():
+    """Each token reads its own experts; at worst for the floor all tokens read the same."""
+    shape = model_named("mixtral-8x7b")
+    expert = 3 * 4096 * 14336
+    for ranks in (1, 4):
+        physics = Physics(shape, hardware_named("h200"), 1, ranks)
+        one, many = (physics.step_work(StepFeatures(n, n, (), n)) for n in (1, 64))
+        dense = 2 * (shape.body_params + shape.head_params)
+        assert one.num_bytes == dense + 131_072 + 2 * 32 * 2 * expert // ranks
+        assert many.num_bytes == one.num_bytes + 63 * 131_072
+        assert physics.expert_token_flops == 2 * 32 * 2 * expert // ranks
+        for num_tokens in (1, 2, 8, 1000):
+            assert physics.expert_least_bytes <= physics.expert_bytes * shape.routed_share(
+                num_tokens
+            ) * (1 + 1e-12)
+
+
+def test_more_tokens_never_make_the_experts_faster():
+    cost = RooflineCost(model_named("qwen3-30b-a3b"), hardware_named("h200"))
+    times = [cost.experts_ns(num_tokens) for num_tokens in range(3000)]
+    assert times == sorted(times) and times[0] == 0.0
+    # A large batch reads every expert once; a larger one is bound by arithmetic.
+    assert times[200] == pytest.approx(cost.physics.expert_bytes / 4.8e12 * 1e9 / 0.8, rel=1e-4)
+    assert times[2999] == pytest.approx(2999 * cost.physics.expert_token_flops / 989.4e12 / 0.65e-9)
 
 
 def test_blocks_that_sequences_share_are_read_once_in_the_floor():
@@ -189,3 +218,38 @@ def test_impossible_roofline_options_are_refused():
     with pytest.raises(ConfigError, match="host_step_ns"):
         RooflineOptions(host_step_ns=-1)
     assert deployment().roofline == RooflineOptions()
+
+
+def test_attention_has_the_memory_efficiency_of_the_rest_unless_it_is_given():
+    features = StepFeatures(8, 8 * 1000, (), 8)
+
+    def time_ns(**options):
+        sheet = hardware_named("h200")
+        cost = RooflineCost(model_named("qwen3-8b"), sheet, options=RooflineOptions(**options))
+        return cost.step_time_ns(features)
+
+    assert time_ns() == time_ns(attention_memory_efficiency=0.8)
+    read_ns = 8000 * 147_456 / 4.8e12 * 1e9
+    slower_ns = time_ns(attention_memory_efficiency=0.4) - time_ns()
+    assert slower_ns == pytest.approx(read_ns / 0.4 - read_ns / 0.8, abs=2)
+    assert "attention_memory_efficiency" not in RooflineOptions().given()
+    with pytest.raises(ConfigError, match="attention_memory_efficiency"):
+        RooflineOptions(attention_memory_efficiency=0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [("[]", "roofline"), ("{", "JSON"), ('{"roofline": {"speed": 1}}', "speed"),
+     ('{"roofline": {"link_efficiency": "x"}}', "link_efficiency='x'"),
+     ('{"roofline": {"memory_efficiency": 2}}', "memory_efficiency")],
+)  # fmt: skip
+def test_a_wrong_file_of_roofline_parameters_is_named(tmp_path, text, part):
+    path = tmp_path / "fit.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"fit\.json") as caught:
+        deployment_cost(f"roofline:{path}")
+    assert part in str(caught.value)
+
+
+def deployment_cost(cost):
+    return build(deployment(cost=cost), 0).costs[0]
