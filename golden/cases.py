@@ -50,6 +50,11 @@ class ModelCase:
     # large vocabulary give flat logits, whose best two are too close to judge a token by.
     head_tail: float | None = None
     head_scale: float = 1.0  # keeps the largest logits, and so KL, in the usual range
+    # Factor of the matrices that write to the residual stream, as initialisers of deep models
+    # have it, and the embedding's own deviation. Without them the layers drown the embedding and
+    # amplify every rounding error on its way up, until few gaps are wide against the error.
+    branch_scale: float = 1.0
+    embedding_std: float | None = None
 
 
 def _tiny(name: str, family: str, **changes: object) -> ModelCase:
@@ -123,8 +128,10 @@ def qwen3_shape(name: str, layers: int | None = None) -> ModelCase:
         "Qwen3",
         settings,
         weight_std=0.02,
-        head_tail=4.0 if tied else 3.0,
-        head_scale=0.3 if tied else 0.05,
+        head_tail=4.0,
+        head_scale=0.3 if tied else 0.1,
+        branch_scale=(2 * settings["num_hidden_layers"]) ** -0.5,
+        embedding_std=None if tied else 1.0,  # a tied head's rows are the embedding's
     )
 
 

@@ -6,7 +6,9 @@ see the same token ids, so every position can be judged on its own:
     max|E - R| <= c * h + 2 * eps * max|R|, and the same for the mean,
 
 where h is max|H - R| there, or its median over the sequence if that is larger: HF's error at one
-position is one draw of chance, and where it happens to be tiny it is no yardstick.
+position is one draw of chance, and where it happens to be tiny it is no yardstick. HF in the dtype
+under test may be given several times, with other implementations of attention; then h is the
+largest of their errors.
 
 In real models most of the mean error is one shift of all logits of a position, which no softmax
 sees and which differs by chance between E and H. So the rule is applied a second time to logits
@@ -15,7 +17,7 @@ without their mean, and there with the mean's own, smaller rounding. Knows no mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -54,7 +56,7 @@ class LogitStats:
     num_positions: int
     observed_c: float
     centred_c: float  # the same without each position's shift
-    strict_c: float  # the larger of both if HF's median error is not used as a floor
+    strict_c: float  # the larger of both with HF's error there alone: no median, no other HF
     worst_ratio: float
     p99_ratio: float
     pooled_ratio: float  # mean error over all positions, engine over HF
@@ -92,6 +94,11 @@ class _Columns:
     centred_hf_error_mean: Tensor
     centred_slack_max: Tensor
     centred_slack_mean: Tensor
+    # HF's errors again: at each position the largest of all its implementations.
+    widest_hf_error_max: Tensor
+    widest_hf_error_mean: Tensor
+    widest_centred_hf_error_max: Tensor
+    widest_centred_hf_error_mean: Tensor
     gap: Tensor
     kl: Tensor
     hf_kl: Tensor
@@ -117,10 +124,12 @@ class LogitComparison:
         truth: Tensor,
         yardstick: Tensor | None,
         drawn: Tensor | None = None,
+        others: Sequence[Tensor] = (),
     ) -> None:
         """Rows [n, vocab] of one sequence at `positions` [n]; no yardstick in float32.
 
         `drawn` are the engine's own greedy tokens; without it the argmax of its logits counts.
+        `others` are further yardsticks.
         """
         e, r = engine.to(torch.float32, copy=True), truth.to(torch.float32, copy=True)
         h = (truth if yardstick is None else yardstick).to(torch.float32, copy=True)
@@ -131,10 +140,15 @@ class LogitComparison:
         chosen = e.argmax(dim=-1) if drawn is None else drawn.to(e.device)
         kl, hf_kl = self._divergences(r, e, None if yardstick is None else h)
         hf_chosen = h.argmax(dim=-1)
-        columns = [positions, *_errors(e, r, h), rounding_slack(r, self._dtype)[0]]
-        for rows in (e, r, h):
+        further = [other.to(torch.float32, copy=True) for other in others]
+        errors = [*_errors(e, r), *_errors(h, r)]
+        columns = [positions, *errors, rounding_slack(r, self._dtype)[0]]
+        widest = _widest(errors[2:], further, r)
+        for rows in (e, r, h, *further):
             rows -= rows.mean(dim=-1, keepdim=True)
-        columns += [*_errors(e, r, h), *rounding_slack(r, self._dtype)]
+        errors = [*_errors(e, r), *_errors(h, r)]
+        columns += [*errors, *rounding_slack(r, self._dtype)]
+        columns += [*widest, *_widest(errors[2:], further, r)]
         columns += [top.values[:, 0] - top.values[:, 1], kl, hf_kl]
         flags = (chosen == best, hf_chosen == best, finite)
         self._pieces.append(
@@ -225,10 +239,17 @@ def kl_divergence(p: Tensor, q: Tensor) -> Tensor:
     return (p.exp() * (p - q)).sum(-1).clamp(min=0)
 
 
-def _errors(e: Tensor, r: Tensor, h: Tensor) -> list[Tensor]:
-    """Largest and mean error per row: the engine's, then HF's."""
-    error, hf_error = (e - r).abs(), (h - r).abs()
-    return [error.amax(-1), error.mean(-1), hf_error.amax(-1), hf_error.mean(-1)]
+def _errors(x: Tensor, r: Tensor) -> list[Tensor]:
+    """Largest and mean error per row."""
+    error = (x - r).abs()
+    return [error.amax(-1), error.mean(-1)]
+
+
+def _widest(errors: list[Tensor], further: Sequence[Tensor], r: Tensor) -> list[Tensor]:
+    """The errors, or those of a further yardstick where they are larger."""
+    for h in further:
+        errors = [torch.maximum(old, new) for old, new in zip(errors, _errors(h, r), strict=True)]
+    return errors
 
 
 def _judge(names: list[str], pieces: list[_Columns], rules: Rules) -> LogitStats:
@@ -318,7 +339,7 @@ def _with_floors(all_: _Columns, sequences: list[str]) -> _Columns:
     changed: dict[str, Tensor] = {}
     for column in ("hf_error_max", "hf_error_mean"):
         for form in (column, f"centred_{column}"):
-            values = getattr(all_, form).clone()
+            values = getattr(all_, f"widest_{form}").clone()
             for number in range(len(names)):
                 mine = owner == number
                 values[mine] = values[mine].clamp(min=float(values[mine].median()))

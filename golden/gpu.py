@@ -41,6 +41,8 @@ DTYPES = (torch.bfloat16, torch.float16)
 SHAPE_LENGTHS = (1, 17, 255, 256, 300, 700)
 LARGE_SHAPE_LENGTHS = (17, 256, 500)
 FORCED_TOKENS = 16
+# On a GPU HF's own implementations of attention differ, and on real text more than c allows.
+OTHER_ATTENTIONS = ("eager",)
 RANK_TIMEOUT_S = 300.0  # kernels may have to be compiled by every rank
 # A head size that every build of every backend serves.
 SMALL_MODEL = "qwen3-head-64"
@@ -182,7 +184,13 @@ def _smollm2(plan: GpuPlan, scratch: Path) -> Iterator[CaseResult]:
         yield skipped(group, group, reason)
         return
     folder = plan.smollm2 or unpack(scratch / "smollm2")
-    yield from smollm2_results(folder, plan.device, plan.dtypes, plan.variants(2049, 512))
+    yield from smollm2_results(
+        folder,
+        plan.device,
+        plan.dtypes,
+        plan.variants(2049, 512),
+        attentions=OTHER_ATTENTIONS,
+    )
 
 
 def _tiny_saved(scratch: Path, name: str) -> Path:

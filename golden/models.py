@@ -15,7 +15,7 @@ from engine.options import EngineOptions
 from golden.cases import ForcedSequence
 from golden.compare import LogitComparison, LogitStats, Rules
 from golden.forced import GREEDY, ForcedRunner, Observed
-from golden.reference import cast, hf_logits
+from golden.reference import attention_of, cast, hf_logits
 
 COMPARED_ROWS = 256  # rows of logits that are judged at a time
 Defect = Callable[[ForcedRunner], None]
@@ -41,22 +41,57 @@ class Reference:
     sequences: Sequence[ForcedSequence]
     truth: dict[str, Tensor] = field(default_factory=dict)
     yardsticks: dict[torch.dtype, dict[str, Tensor]] = field(default_factory=dict)
+    others: dict[torch.dtype, list[dict[str, Tensor]]] = field(default_factory=dict)
 
     def add_truth(self, model: nn.Module) -> None:
         """Computes the truth with a float32 model."""
         self.truth = {item.name: hf_logits(model, item.tokens) for item in self.sequences}
 
-    def add_yardstick(self, model: nn.Module) -> None:
-        """Computes the yardstick with a model in the dtype under test."""
+    def add_yardstick(self, model: nn.Module, attentions: Sequence[str] = ()) -> None:
+        """Computes the yardstick with a model in the dtype under test.
+
+        `attentions` are further implementations of attention in HF, whose errors count beside
+        those of the model's own.
+        """
         dtype = next(model.parameters()).dtype
-        if dtype != torch.float32:
-            self.yardsticks[dtype] = {
-                item.name: hf_logits(model, item.tokens) for item in self.sequences
-            }
+        if dtype == torch.float32:
+            return
+        self.yardsticks[dtype] = self._logits(model)
+        self.others[dtype] = []
+        for attention in attentions:
+            with attention_of(model, attention):
+                self.others[dtype].append(self._logits(model))
+
+    def _logits(self, model: nn.Module) -> dict[str, Tensor]:
+        return {item.name: hf_logits(model, item.tokens) for item in self.sequences}
+
+    def hf_own_c(self, dtype: torch.dtype) -> float | None:
+        """The observed c of HF's other implementations against its first; None without any.
+
+        Says how far HF itself strays from one yardstick at its worst position.
+        """
+        found = []
+        for other in self.others.get(dtype, ()):
+            comparison = LogitComparison(dtype)
+            for name, logits in other.items():
+                for start in range(0, len(logits), COMPARED_ROWS):
+                    stop = min(start + COMPARED_ROWS, len(logits))
+                    rows = torch.arange(start, stop, device=logits.device)
+                    truth = self.truth[name].to(logits.device)[rows]
+                    comparison.add(
+                        name, rows, logits[rows], truth, self.yardstick(name, dtype, rows)
+                    )
+            stats = comparison.finish()
+            found.append(max(stats.observed_c, stats.centred_c))
+        return max(found, default=None)
 
     def yardstick(self, name: str, dtype: torch.dtype, rows: Tensor) -> Tensor | None:
         """Rows of the yardstick; None in float32, where truth and yardstick are one."""
         return None if dtype == torch.float32 else self.yardsticks[dtype][name][rows]
+
+    def other_yardsticks(self, name: str, dtype: torch.dtype, rows: Tensor) -> list[Tensor]:
+        """The same rows by HF's other implementations."""
+        return [other[name][rows] for other in self.others.get(dtype, ())]
 
 
 def full_reference(
@@ -97,6 +132,7 @@ def compare_outputs(
                 reference.truth[name].to(logits.device)[rows],
                 reference.yardstick(name, dtype, rows),
                 torch.tensor(drawn, device=logits.device),
+                reference.other_yardsticks(name, dtype, rows),
             )
     return comparison.finish()
 

@@ -25,6 +25,7 @@ import torch
 from engine.core.errors import LockstepError
 from engine.options import EngineOptions
 from engine.parallel.group import TpGroup
+from engine.parallel.one_shot import connect_group
 from golden.cases import ForcedSequence
 from golden.forced import ForcedRunner
 
@@ -171,7 +172,8 @@ def _run_jobs(
         device_id=device if on_gpu else None,
     )
     try:
-        return [_run_job(job, TpGroup(rank, size), device) for job in jobs]
+        group = connect_group(rank, size, device)
+        return [_run_job(job, group, device) for job in jobs]
     finally:
         dist.destroy_process_group()
 

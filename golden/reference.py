@@ -48,13 +48,20 @@ def random_hf_model(case: ModelCase, seed: int, device: torch.device | str = "cp
             low, high = 1 - case.norm_spread, 1 + case.norm_spread
             parameter.uniform_(low, high, generator=generator)
         else:
-            parameter.normal_(0.0, case.weight_std, generator=generator)
+            parameter.normal_(0.0, _deviation(case, name), generator=generator)
         if case.head_tail is not None and name == head:
             lengths = torch.rand(parameter.shape[0], generator=generator, device=parameter.device)
             lengths = lengths.clamp(min=1e-6).pow(-1 / case.head_tail) * case.head_scale
             parameter.mul_(lengths[:, None])
         parameter.copy_(parameter.to(torch.bfloat16))
     return model.eval()
+
+
+def _deviation(case: ModelCase, name: str) -> float:
+    if name == "model.embed_tokens.weight" and case.embedding_std is not None:
+        return case.embedding_std
+    writes_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+    return case.weight_std * (case.branch_scale if writes_residual else 1.0)
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -102,6 +109,17 @@ def hf_logits(model: nn.Module, token_ids: Sequence[int]) -> Tensor:
     with plain_attention(next(model.parameters()).dtype):
         logits: Tensor = model(input_ids=ids, use_cache=False).logits
     return logits[0]
+
+
+@contextmanager
+def attention_of(model: Any, name: str) -> Iterator[None]:  # noqa: ANN401 (untyped library)
+    """Makes an HF model use another implementation of attention for a while."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
 
 
 @contextmanager

@@ -66,8 +66,12 @@ def smollm2_results(
     dtypes: Sequence[torch.dtype],
     variants: Sequence[Variant],
     long_tokens: int = 2048,
+    attentions: Sequence[str] = (),
 ) -> Iterator[CaseResult]:
-    """Every variant in every dtype, against HF on the same device."""
+    """Every variant in every dtype, against HF on the same device.
+
+    `attentions`: see `Reference.add_yardstick`.
+    """
     sequences = real_sequences(folder, long_tokens)
     model = load_hf(folder, torch.float32, device)
     reference = Reference(sequences)
@@ -82,6 +86,7 @@ def smollm2_results(
         device,
         weights_from_model=False,
         close_share=MAX_CLOSE_SHARE,
+        attentions=attentions,
     )
 
 
@@ -95,6 +100,7 @@ def each_dtype(
     device: str,
     weights_from_model: bool,
     close_share: dict[torch.dtype, float] | None = None,
+    attentions: Sequence[str] = (),
 ) -> Iterator[CaseResult]:
     """Casts the model from dtype to dtype and runs all variants in each.
 
@@ -104,7 +110,9 @@ def each_dtype(
 
     for dtype in dtypes:
         cast(model, dtype)
-        reference.add_yardstick(model)
+        reference.add_yardstick(model, attentions)
+        own_c = reference.hf_own_c(dtype)
+        measured = {} if own_c is None else {"hf_own_c": own_c}
         weights = dict(model.state_dict()) if weights_from_model else None
         share = None if close_share is None else close_share[dtype]
         name = str(dtype).removeprefix("torch.")
@@ -116,6 +124,7 @@ def each_dtype(
                 weights: dict[str, torch.Tensor] | None = weights,
                 share: float | None = share,
                 name: str = name,
+                measured: dict[str, float] = measured,
             ) -> Iterator[CaseResult]:
                 stats, observed = run_model(
                     options_for(dtype, variant.changes),
@@ -133,6 +142,7 @@ def each_dtype(
                     num_chunks=sum(event.num_chunks for event in events),
                     num_decodes=sum(event.num_decodes for event in events),
                     hit_tokens=sum(event.hit_tokens for event in events),
+                    **measured,
                 )
 
             yield from run_case(group, f"{name}, {variant.label}", compare)

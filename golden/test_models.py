@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from golden.canaries import CANARIES
-from golden.cases import TINY_MODELS, ModelCase, tiny_model
+from golden.cases import TINY_MODELS, ModelCase, random_batch, tiny_model
 from golden.models import Reference, engine_options, run_model
+from golden.reference import cast, random_hf_model
 from golden.smollm2 import Variant, smollm2_results
 from golden.suite import CPU_DTYPES, tiny_model_results, tiny_reference
 from golden.test_components import require_all
@@ -49,6 +51,35 @@ def test_planted_defect_is_caught(
     if dtype == torch.float32:
         for words in CAUGHT_BY[name]:
             assert any(text.startswith(words) for text in stats.violations), words
+
+
+def test_hf_can_be_its_own_second_yardstick() -> None:
+    case = tiny_model("qwen3-head-64")
+    model = random_hf_model(case, 0)
+    reference = Reference(random_batch(case.settings["vocab_size"], (17, 40), 4))
+    reference.add_truth(model)
+    reference.add_yardstick(cast(model, torch.bfloat16), ["eager"])
+    config: Any = model.config
+    assert config._attn_implementation == "sdpa", "the model's own is back"
+    (other,) = reference.others[torch.bfloat16]
+    assert other.keys() == reference.truth.keys()
+    differs = [not torch.equal(other[n], reference.yardsticks[torch.bfloat16][n]) for n in other]
+    assert any(differs), "both implementations round alike, so this tests nothing"
+    own_c = reference.hf_own_c(torch.bfloat16)
+    assert own_c is not None and 0 < own_c < 2
+    assert reference.hf_own_c(torch.float32) is None
+
+
+def test_a_deep_models_branches_are_scaled_down() -> None:
+    settings = {**tiny_model("qwen3-untied-bias-yarn").settings, "attention_bias": False}
+    case = ModelCase("deep", "Qwen3", settings, 0.1, branch_scale=0.2, embedding_std=2.0)
+    for name, parameter in random_hf_model(case, 0).named_parameters():
+        if "norm" in name:
+            continue
+        deviation = float(parameter.detach().std())
+        scaled = "o_proj" in name or "down_proj" in name
+        expected = 2.0 if "embed" in name else 0.02 if scaled else 0.1
+        assert deviation == pytest.approx(expected, rel=0.1), name
 
 
 @pytest.mark.timeout(900)

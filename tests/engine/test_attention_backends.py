@@ -1,5 +1,6 @@
 """Every backend equals plain dense attention over the unpaged keys."""
 
+import importlib.util
 from dataclasses import dataclass
 
 import pytest
@@ -177,6 +178,30 @@ def test_large_scores_do_not_overflow():
     b = TritonAttention().forward(scaled, case.k, case.v, case.cache, case.meta, 1.0)
     assert torch.isfinite(b).all()
     torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("installed", "head_dim", "block_size", "dtype", "expected"),
+    [
+        ({"triton", "flash_attn"}, 128, 256, torch.bfloat16, "triton"),
+        ({"triton", "flash_attn"}, 64, 16, torch.bfloat16, "triton"),
+        ({"triton", "flash_attn"}, 8, 256, torch.float16, "flash_attn"),
+        ({"flash_attn"}, 128, 256, torch.bfloat16, "flash_attn"),
+        ({"flash_attn"}, 128, 16, torch.bfloat16, "torch"),
+        ({"flash_attn"}, 128, 256, torch.float32, "torch"),
+        (set(), 128, 256, torch.bfloat16, "torch"),
+    ],
+)
+def test_auto_takes_the_fastest_that_fits(
+    monkeypatch, installed, head_dim, block_size, dtype, expected
+):
+    """On CUDA the Triton kernels were measured to be faster than FlashAttention-2, at 256 too."""
+
+    def find_spec(name):
+        return object() if name in installed else None
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    assert select_backend("auto", head_dim, block_size, dtype, "cuda").name == expected
 
 
 def test_auto_takes_what_the_machine_allows():

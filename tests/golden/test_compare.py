@@ -16,9 +16,9 @@ def noisy(truth, size, seed):
     return truth + torch.randn(truth.shape, generator=generator) * size
 
 
-def judge(engine, truth, yardstick, dtype=torch.bfloat16, rules=None, drawn=None):
+def judge(engine, truth, yardstick, dtype=torch.bfloat16, rules=None, drawn=None, others=()):
     comparison = LogitComparison(dtype, rules or Rules(max_kl_mean=1.0))
-    comparison.add("a", torch.arange(truth.shape[0]), engine, truth, yardstick, drawn)
+    comparison.add("a", torch.arange(truth.shape[0]), engine, truth, yardstick, drawn, others)
     return comparison.finish()
 
 
@@ -44,6 +44,23 @@ def test_one_bad_position_is_named():
     engine[17, 3] += 9
     stats = judge(engine, truth, noisy(truth, 0.05, 2))
     assert any("1 of 40 positions, first a position 17" in text for text in stats.violations)
+
+
+def test_a_second_yardstick_counts_where_it_errs_more_and_nowhere_else():
+    truth = logits()
+    engine, yardstick = noisy(truth, 0.05, 1), noisy(truth, 0.05, 2)
+    engine[17, 3] += 9
+    engine[30, 5] -= 9
+    other = noisy(truth, 0.02, 3)
+    other[17, 9] += 6
+    alone = judge(engine, truth, yardstick)
+    both = judge(engine, truth, yardstick, others=[other])
+    assert any("2 of 40 positions, first a position 17" in text for text in alone.violations)
+    assert any("1 of 40 positions, first a position 30" in text for text in both.violations)
+    assert both.strict_c == alone.strict_c
+    assert both.pooled_ratio == alone.pooled_ratio, "the pooled ratio keeps to the first"
+    better = judge(noisy(truth, 0.05, 1), truth, yardstick, others=[noisy(truth, 0.01, 3)])
+    assert better.observed_c == judge(noisy(truth, 0.05, 1), truth, yardstick).observed_c
 
 
 def test_observed_c_is_the_smallest_that_passes():
