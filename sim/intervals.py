@@ -34,7 +34,7 @@ def run_intervals(plan_of: Callable[[int], RunPlan], seed: int, replicates: int)
     noisy = False
     for replicate in range(replicates):
         plan = plan_of(seed + 1 + replicate)
-        parts = with_noise(build(plan.deployment, plan.seed), plan.seed)
+        parts = with_noise(build(plan.deployment, plan.seed), seed + 1, replicate)
         noisy = isinstance(parts.costs[0], CalibratedCost)
         summary = simulate(plan, parts).summary
         ours = summary["sim"]
@@ -56,10 +56,19 @@ def run_intervals(plan_of: Callable[[int], RunPlan], seed: int, replicates: int)
     }
 
 
-def with_noise(parts: Parts, seed: int) -> Parts:
-    """The same parts with calibrated costs that draw step errors; others stay as they are."""
+def with_noise(parts: Parts, seed: int, replicate: int) -> Parts:
+    """The same parts with calibrated costs that draw step errors; others stay as they are.
+
+    Every second replicate mirrors the one before it.
+    """
+    pair, mirrored = divmod(replicate, 2)
+
+    def noise(cost: CalibratedCost, index: int) -> Noise:
+        sources = cost.profile.noise
+        return Noise(sources, 1009 * (seed + pair) + index, mirrored=bool(mirrored))
+
     costs = tuple(
-        CalibratedCost(cost.profile, parts.physics, Noise(cost.profile.noise, 1009 * seed + index))
+        CalibratedCost(cost.profile, parts.physics, noise(cost, index))
         if isinstance(cost, CalibratedCost)
         else cost
         for index, cost in enumerate(parts.costs)

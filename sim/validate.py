@@ -14,6 +14,7 @@ from engine.core.errors import ConfigError, InputError
 from sim.calibration.cost import CalibratedCost
 from sim.calibration.evaluate import Fit, evaluate
 from sim.calibration.profile import Profile, find_profile, load_profile
+from sim.calibration.tracking import one_step_ahead
 from sim.cost.physics import Physics
 from sim.hardware import hardware_named
 from sim.models import ModelShape, model_named
@@ -56,6 +57,9 @@ def compare(
     free, cost = free_running(run, profile, physics)
     teacher, different = teacher_forced(run, CalibratedCost(profile, physics))
     fit = Fit(np.array(profile.step_ns), np.array(profile.host_ns))
+    ahead = None
+    if profile.tracking is not None:
+        ahead = one_step_ahead(run.samples, fit, profile.graphs, profile.tracking)
     return Comparison(
         run=run,
         profile=profile,
@@ -64,7 +68,7 @@ def compare(
         free=free,
         different_decisions=different,
         num_extrapolated=cost.num_extrapolated,
-        steps=evaluate(run.samples, fit, profile.graphs),
+        steps=evaluate(run.samples, fit, profile.graphs, ahead),
         intervals=intervals(run, profile, physics, replicates, seed) if replicates else None,
     )
 

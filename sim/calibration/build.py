@@ -13,7 +13,8 @@ import numpy as np
 
 from engine.core.errors import InputError
 from sim.calibration.evaluate import KINDS, Fold, evaluate, fold_json, kinds
-from sim.calibration.fit import fit_steps, leave_one_out
+from sim.calibration.fit import fit_steps, fit_tracking, leave_one_out
+from sim.calibration.pauses import fit_pauses, without_pauses
 from sim.calibration.profile import NoiseSource, Profile, Target, shape_fields
 from sim.calibration.samples import Samples
 from sim.calibration.terms import VLLM_GRAPH_SIZES, Graphs
@@ -50,6 +51,8 @@ def calibrate(
         step_ns=tuple(fit.step_ns.tolist()),
         host_ns=tuple(fit.host_ns.tolist()),
         limits=limits_of(logs),
+        pauses=fit_pauses(logs, fit, graphs),
+        tracking=fit_tracking(logs, fit, graphs),
         noise=tuple(noise_of(log, fold, graphs) for log, fold in zip(logs, folds, strict=False)),
         sources=tuple(_source(log, path) for log, path in zip(logs, paths, strict=True)),
         held_out=tuple(fold_json(fold) for fold in folds),
@@ -102,19 +105,20 @@ def _range_columns(log: Samples) -> dict[str, Any]:
 
 
 def noise_of(log: Samples, fold: Fold, graphs: Graphs) -> NoiseSource:
-    """Blocks of consecutive held-out errors, evenly spaced over the log."""
-    kind_of = kinds(log, graphs)
+    """Blocks of consecutive held-out errors, evenly spaced over the log, pauses left out."""
+    kept = without_pauses(log, fold.fit, graphs)
+    kind_of = kinds(log, graphs)[kept]
+    relative, recorded = fold.relative[kept], log.duration_ns[kept]
     blocks = []
     for kind in range(len(KINDS)):
-        errors = np.round(fold.relative[kind_of == kind], 4)
+        errors = np.round(relative[kind_of == kind], 4)
         starts = range(0, len(errors), BLOCK_STEPS)
         chosen = {starts[round(place)] for place in np.linspace(0, len(starts) - 1, MAX_BLOCKS)} \
             if starts else set()  # fmt: skip
         blocks.append(
             tuple(tuple(errors[start : start + BLOCK_STEPS].tolist()) for start in sorted(chosen))
         )
-    predicted = log.duration_ns / (1 + fold.relative)
-    mean = float(log.duration_ns.sum() / predicted.sum() - 1)
+    mean = float(recorded.sum() / (recorded / (1 + relative)).sum() - 1)
     return NoiseSource(log.name, mean, tuple(blocks))
 
 

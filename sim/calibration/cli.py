@@ -8,6 +8,7 @@ from pathlib import Path
 
 from engine.core.errors import ConfigError, InputError
 from sim.calibration.build import Calibration, calibrate, graphs_of, target_of
+from sim.calibration.evaluate import Fold
 from sim.calibration.profile import check_dtype, save_profile
 from sim.calibration.report import render_calibration
 from sim.calibration.samples import Samples, read_samples
@@ -54,16 +55,25 @@ def print_result(result: Calibration) -> None:
     for fold in result.folds or result.in_sample:
         cells = [
             f"{kind} {error.mape:.2f} / {error.bias:+.2f} / {error.time_bias:+.2f}"
-            f" ({error.num_steps:,})"
+            f" ({error.num_steps:,}{_ahead(fold, kind)})"
             for kind, error in fold.errors.items()
             if kind in ("decode", "mixed")
         ]
         print(f"  {fold.name}: {'; '.join(cells)}; host gaps {fold.gap_error:+.2f} % of the time")
-    print("coefficients, us")
     profile = result.profile
+    if profile.pauses is not None:
+        print(
+            f"the recording process paused once per {profile.pauses.every_entries:,} scheduled"
+            f" entries, {profile.pauses.ns_per_entry:,.0f} ns for each entry up to then"
+        )
+    print("coefficients, us")
     for terms, values in ((STEP_TERMS, profile.step_ns), (HOST_TERMS, profile.host_ns)):
         for term, value in zip(terms, values, strict=True):
             print(f"  {term.name:<16} {value / 1e3:>10.2f} per {term.unit:<12}  {term.meaning}")
+
+
+def _ahead(fold: Fold, kind: str) -> str:
+    return f", one step ahead {fold.ahead[kind].mape:.2f}" if kind in fold.ahead else ""
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -71,6 +71,7 @@ class CalibratedCost:
         # Every request is taken in and ended exactly once.
         self._request_ns = host["added"] + host["finished"]
         self._prompt_token_ns = host["added_tokens"] / 1e3
+        self._chunk_gap_ns = host["chunk_tokens"] / 1e3
         self._recent = 0.0
         self._rows: dict[int, _Rows] = {}
         limits = profile.limits
@@ -88,7 +89,7 @@ class CalibratedCost:
             kind = kind_of(self._graphs, features.num_tokens, True)
             step_ns *= 1 + self._noise.peek(kind, 1)[0]
         floor_ns = self._physics.floor_ns(self._physics.step_work(features))
-        return int(max(step_ns, floor_ns) + self._gap_ns(features.num_sampled)) + 1
+        return int(max(step_ns, floor_ns) + self._gap_of(features)) + 1
 
     def decode_run_ns(
         self, num_rows: int, context_sum: int, steps: int, kv_shared_tokens: int = 0
@@ -127,9 +128,9 @@ class CalibratedCost:
         """Host time between steps for taking in (and later ending) a request."""
         return int(self._request_ns + num_prompt_tokens * self._prompt_token_ns)
 
-    def gap_ns(self, num_sampled: int) -> int:
-        """Host time behind a step that sampled that many tokens."""
-        return int(self._gap_ns(num_sampled))
+    def gap_ns(self, features: StepFeatures) -> int:
+        """Host time behind a step."""
+        return int(self._gap_of(features))
 
     def check_range(self) -> None:
         """Raises InputError where too many steps were outside the calibrated range."""
@@ -160,10 +161,15 @@ class CalibratedCost:
     def _range_text(self) -> str:
         return ", ".join(f"{limit:,} {name}" for name, limit in self.profile.limits.items())
 
+    def _gap_of(self, features: StepFeatures) -> float:
+        chunk_ns = features.num_chunk_tokens * self._chunk_gap_ns if features.chunks else 0.0
+        return self._gap_ns(features.num_sampled) + chunk_ns
+
     def _gap_ns(self, num_sampled: int) -> float:
         gap_ns = self._gaps.get(num_sampled)
         if gap_ns is None:
-            gap_ns = self._gaps[num_sampled] = _dot(host_row(num_sampled, 0, 0, 0), self._host_ns)
+            row = host_row(num_sampled, 0, 0, 0, 0)
+            gap_ns = self._gaps[num_sampled] = _dot(row, self._host_ns)
         return gap_ns
 
     def _mixed_ns(self, features: StepFeatures) -> float:
@@ -251,25 +257,30 @@ class Noise:
     """Draws relative errors of steps as they were on one of the calibration logs.
 
     Runs differ from one another by more than their steps do. So a replicate draws one log, takes
-    blocks of consecutive errors from it, and shifts them all by what a further run may be off by:
-    Student's prediction interval from the means of the logs.
+    blocks of consecutive errors from it, and shifts them all, instead of by that log's own mean, by
+    what a further run may be off by: Student's prediction interval, with the spread of the logs'
+    means. A `mirrored` replicate shifts the other way, so that pairs of them share one seed and
+    their median is not shifted.
     """
 
-    def __init__(self, sources: tuple[NoiseSource, ...], seed: int) -> None:
+    def __init__(
+        self, sources: tuple[NoiseSource, ...], seed: int, *, mirrored: bool = False
+    ) -> None:
         usable = [source for source in sources if any(source.kinds)]
         if len(usable) < 2:
             raise InputError("the profile holds no held-out errors of two or more logs")
-        self._random = random.Random(seed)
+        self._random = random.Random(2 * seed + mirrored)
         self._seed = seed
         self._source = source = self._random.choice(usable)
         # A log without steps of some kind lends those of another.
         self._blocks = [blocks or max(source.kinds, key=len) for blocks in source.kinds]
         self._ahead: list[list[float]] = [[] for _ in self._blocks]
-        means, count = [source.mean for source in usable], len(usable)
-        spread = statistics.stdev(means) * math.sqrt(1 + 1 / count)
-        chi_square = self._random.gammavariate((count - 1) / 2, 2)
-        student = self._random.gauss() / math.sqrt(chi_square / (count - 1))
-        self._shift = statistics.fmean(means) + student * spread - source.mean
+        count, of_pair = len(usable), random.Random(seed)
+        spread = statistics.stdev(source.mean for source in usable) * math.sqrt(1 + 1 / count)
+        chi_square = of_pair.gammavariate((count - 1) / 2, 2)
+        student = of_pair.gauss() / math.sqrt(chi_square / (count - 1))
+        # The mean of the means is what fits to fewer logs were off by, not what this fit is.
+        self._shift = (-student if mirrored else student) * spread - source.mean
 
     def peek(self, kind: int, count: int) -> list[float]:
         """Errors of the next steps of a kind."""

@@ -13,6 +13,8 @@ from sim.calibration.terms import Graphs, host_matrix, step_matrix
 
 # Above so many tokens the device takes longer than the host needs to launch its kernels.
 DEVICE_BOUND_TOKENS = 1536
+# Host time beyond the predicted one by so much is a pause of the recording process.
+LEAST_PAUSE_NS = 20e6
 KINDS = ("decode", "mixed_graph", "mixed_eager", "mixed_large")
 
 
@@ -45,12 +47,17 @@ class StepError:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A log and its errors under the model that was fitted to all others."""
+    """A log and its errors under the model that was fitted to all others.
+
+    `errors` are of predictions from the plan of a step alone; `ahead` of those that were also told
+    the recorded times of all steps before it.
+    """
 
     name: str
     fit: Fit
     errors: dict[str, StepError]
-    gap_error: float  # predicted minus recorded host time between steps, % of the busy time
+    ahead: dict[str, StepError]
+    gap_error: float  # predicted minus recorded host time, pauses left out, % of the busy time
     relative: Floats  # recorded / predicted - 1 of each step
 
 
@@ -77,27 +84,46 @@ def step_error(predicted: Floats, recorded: Floats) -> StepError:
     )
 
 
-def evaluate(samples: Samples, fit: Fit, graphs: Graphs) -> Fold:
-    """Errors of a fit on one log."""
+def evaluate(samples: Samples, fit: Fit, graphs: Graphs, ahead: Floats | None = None) -> Fold:
+    """Errors of a fit on one log; `ahead` are durations predicted one step ahead."""
     durations, gaps = predict(samples, fit, graphs)
     kind = kinds(samples, graphs)
+    known = samples.gap_ns - gaps < LEAST_PAUSE_NS
+    busy = (samples.duration_ns + samples.gap_ns)[known].sum()
+    gap_error = 100 * float((gaps - samples.gap_ns)[known].sum() / busy) if known.any() else 0.0
+    return Fold(
+        name=samples.name,
+        fit=fit,
+        errors=_errors_by_kind(durations, samples.duration_ns, kind),
+        ahead={} if ahead is None else _errors_by_kind(ahead, samples.duration_ns, kind),
+        gap_error=gap_error,
+        relative=samples.duration_ns / durations - 1,
+    )
+
+
+def _errors_by_kind(
+    predicted: Floats, recorded: Floats, kind: NDArray[np.int64]
+) -> dict[str, StepError]:
     groups = {"decode": kind == 0, "mixed": kind > 0}
     groups.update({name: kind == index for index, name in enumerate(KINDS) if index})
-    errors = {
-        name: step_error(durations[rows], samples.duration_ns[rows])
+    return {
+        name: step_error(predicted[rows], recorded[rows])
         for name, rows in groups.items()
         if rows.any()
     }
-    known = np.isfinite(samples.gap_ns)
-    busy = (samples.duration_ns + samples.gap_ns)[known].sum()
-    gap_error = 100 * float((gaps - samples.gap_ns)[known].sum() / busy) if known.any() else 0.0
-    return Fold(samples.name, fit, errors, gap_error, samples.duration_ns / durations - 1)
 
 
 def fold_json(fold: Fold) -> dict[str, Any]:
     """Held-out errors of a log, rounded for people."""
-    errors = {
+    document: dict[str, Any] = {"log": fold.name, "percent": _errors_json(fold.errors)}
+    if fold.ahead:
+        document["one_step_ahead_percent"] = _errors_json(fold.ahead)
+    document["gap_percent_of_time"] = round(fold.gap_error, 3)
+    return document
+
+
+def _errors_json(errors: dict[str, StepError]) -> dict[str, dict[str, float]]:
+    return {
         kind: {key: round(value, 3) for key, value in asdict(error).items()}
-        for kind, error in fold.errors.items()
+        for kind, error in errors.items()
     }
-    return {"log": fold.name, "percent": errors, "gap_percent_of_time": round(fold.gap_error, 3)}

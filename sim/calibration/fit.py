@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import nnls
 
 from engine.core.errors import InputError
-from sim.calibration.evaluate import Fit, Fold, evaluate
+from sim.calibration.evaluate import KINDS, Fit, Fold, evaluate, kinds, predict
+from sim.calibration.profile import Tracking
+from sim.calibration.regression import huber
 from sim.calibration.samples import Floats, Samples
 from sim.calibration.terms import Graphs, host_matrix, step_matrix
+from sim.calibration.tracking import host_speed, one_step_ahead, step_errors
 
 # Relative errors beyond this count linearly, not by their square (Huber): single steps are
 # delayed tenfold by the machine. Within it the mean is fitted, since throughput rests on it.
-DECODE_HUBER, MIXED_HUBER, GAP_HUBER = 0.1, 0.3, 0.1
+DECODE_HUBER, MIXED_HUBER, GAP_HUBER, TRACKING_HUBER = 0.1, 0.2, 0.1, 0.1
 # Mixed steps are few and long; they get this share of the weight of all decode steps.
 MIXED_WEIGHT = 0.5
-ITERATIONS = 20
 MIN_STEPS = 200
 
 
@@ -34,11 +35,32 @@ def fit_steps(logs: Sequence[Samples], graphs: Graphs) -> Fit:
     terms = np.vstack([step_matrix(log, graphs) for log in logs])
     times = np.concatenate([log.duration_ns for log in logs])
     mixed = np.concatenate([log.is_mixed for log in logs])
-    share = np.sqrt((~mixed).sum() / max(1, mixed.sum())) if (~mixed).any() else 1.0
-    weights = np.where(mixed, MIXED_WEIGHT * share, 1.0)
+    weights = np.concatenate(_weights(logs))
     tolerance = np.where(mixed, MIXED_HUBER, DECODE_HUBER)
-    step_ns = _huber(terms, times, np.zeros(len(times)), weights, tolerance)
+    step_ns = huber(terms, times, np.zeros(len(times)), weights, tolerance)
     return Fit(step_ns, _fit_host(logs))
+
+
+def _weights(logs: Sequence[Samples]) -> list[Floats]:
+    """Weights of the steps of each log.
+
+    Runs differ from one another by more than the mean of their steps is uncertain by, so the weight
+    of a run grows with the square root of its number of steps only.
+    """
+    found = [np.ones(len(log)) for log in logs]
+    totals = []
+    for is_mixed in (False, True):
+        rows = [log.is_mixed == is_mixed for log in logs]
+        for weights, chosen in zip(found, rows, strict=True):
+            weights[chosen] = max(1, chosen.sum()) ** -0.25
+        total = sum(
+            float((one[chosen] ** 2).sum()) for one, chosen in zip(found, rows, strict=True)
+        )
+        totals.append(total)
+    share = MIXED_WEIGHT * np.sqrt(totals[0] / totals[1]) if all(totals) else 1.0
+    for weights, log in zip(found, logs, strict=True):
+        weights[log.is_mixed] *= share
+    return found
 
 
 def _fit_host(logs: Sequence[Samples]) -> Floats:
@@ -50,42 +72,31 @@ def _fit_host(logs: Sequence[Samples]) -> Floats:
     if not known.any():
         return np.zeros(terms.shape[1])
     weights, tolerance = np.ones(known.sum()), np.full(known.sum(), GAP_HUBER)
-    return _huber(terms[known], gaps[known], durations[known], weights, tolerance)
+    return huber(terms[known], gaps[known], durations[known], weights, tolerance)
 
 
-def _huber(
-    terms: Floats, target: Floats, beside: Floats, weights: Floats, tolerance: Floats
-) -> Floats:
-    """Non-negative coefficients under a Huber loss of relative errors.
-
-    Errors are relative to the *predicted* value (plus `beside`): relative to the recorded one the
-    mean of a skewed distribution would be missed from below.
-    """
-    units = np.maximum(terms.max(axis=0), 1e-12)
-    scaled = terms / units
-    current = weights / (target + beside)
-    solution = np.zeros(terms.shape[1])
-    for _ in range(ITERATIONS):
-        solution = _nnls(scaled * current[:, None], target * current)
-        predicted = scaled @ solution
-        scale = np.maximum(predicted + beside, 1.0)
-        error = np.maximum(np.abs(predicted - target) / scale, tolerance)
-        current = weights / scale * np.sqrt(tolerance / error)
-    # A term that no step had says nothing about steps that have it.
-    coefficients: Floats = solution / units
-    coefficients[terms.max(axis=0) == 0] = 0.0
-    return coefficients
-
-
-def _nnls(terms: Floats, target: Floats) -> Floats:
-    """Non-negative least squares of many rows, on a square root of the normal matrix."""
-    values, vectors = np.linalg.eigh(terms.T @ terms)
-    kept = values > values[-1] * 1e-13
-    roots = np.sqrt(values[kept])
-    factor = roots[:, None] * vectors[:, kept].T
-    reduced = vectors[:, kept].T @ (terms.T @ target) / roots
-    solution: Floats = nnls(factor, reduced, maxiter=10_000)[0]
-    return solution
+def fit_tracking(logs: Sequence[Samples], fit: Fit, graphs: Graphs) -> Tracking:
+    """How strongly each kind of step shows the host's speed, relative to decode, and follows it."""
+    kind_of = [kinds(log, graphs) for log in logs]
+    predicted = [predict(log, fit, graphs)[0] for log in logs]
+    errors = [step_errors(log, times) for log, times in zip(logs, predicted, strict=True)]
+    kind, scatter = np.concatenate(kind_of), np.abs(np.concatenate(errors))
+    each_kind = [kind == each for each in range(len(KINDS))]
+    deviations = [float(scatter[rows].mean()) if rows.any() else 0.0 for rows in each_kind]
+    usual = deviations[0] or max(deviations)
+    shows = tuple(deviation / usual if deviation else 1.0 for deviation in deviations)
+    speeds = [host_speed(error, of, shows) for error, of in zip(errors, kind_of, strict=True)]
+    times, speed = np.concatenate(predicted), np.concatenate(speeds)
+    late = np.concatenate([log.duration_ns for log in logs]) - times
+    follows = []
+    for rows in each_kind:
+        weights, tolerance = np.ones(rows.sum()), np.full(rows.sum(), TRACKING_HUBER)
+        term = (times * speed)[rows][:, None]
+        known = rows.any() and speed[rows].any()
+        follows.append(
+            float(huber(term, late[rows], times[rows], weights, tolerance)[0]) if known else 0.0
+        )
+    return Tracking(shows, tuple(follows))
 
 
 def leave_one_out(logs: Sequence[Samples], graphs: Graphs) -> list[Fold]:
@@ -94,6 +105,9 @@ def leave_one_out(logs: Sequence[Samples], graphs: Graphs) -> list[Fold]:
         return []
     folds = []
     for index, held_out in enumerate(logs):
-        fit = fit_steps([log for place, log in enumerate(logs) if place != index], graphs)
-        folds.append(evaluate(held_out, fit, graphs))
+        others = [log for place, log in enumerate(logs) if place != index]
+        fit = fit_steps(others, graphs)
+        tracking = fit_tracking(others, fit, graphs)
+        ahead = one_step_ahead(held_out, fit, graphs, tracking)
+        folds.append(evaluate(held_out, fit, graphs, ahead))
     return folds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,29 @@ class NoiseSource:
 
 
 @dataclass(frozen=True, slots=True)
+class Pauses:
+    """Pauses of the recording process: one per so many scheduled entries, each so long.
+
+    A pause lasts `ns_per_entry` for every entry that the run had scheduled up to then.
+    """
+
+    every_entries: int
+    ns_per_entry: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tracking:
+    """How a recorded run's past predicts its next step: see `sim.calibration.tracking`.
+
+    One number per entry of `KINDS`: how strongly a kind of step shows the host's speed, and how
+    strongly it follows the speed that the steps before it showed.
+    """
+
+    shows: tuple[float, ...]
+    follows: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """A fitted model: coefficients in ns per unit, the calibrated range, and the provenance."""
 
@@ -58,6 +81,8 @@ class Profile:
     noise: tuple[NoiseSource, ...]
     sources: tuple[Mapping[str, Any], ...]
     held_out: tuple[Mapping[str, Any], ...]
+    pauses: Pauses | None = None
+    tracking: Tracking | None = None
     lockstep_version: str = ""
     path: str = ""
 
@@ -173,6 +198,8 @@ def to_json(profile: Profile) -> dict[str, Any]:
         "host_terms": _terms_to_json(HOST_TERMS, profile.host_ns),
         "calibrated_up_to": dict(profile.limits),
         "held_out": [dict(fold) for fold in profile.held_out],
+        "pauses_of_the_recording": _optional(profile.pauses),
+        "tracking": _optional(profile.tracking),
         "noise": [
             {
                 "log": source.name,
@@ -186,6 +213,10 @@ def to_json(profile: Profile) -> dict[str, Any]:
             for source in profile.noise
         ],
     }
+
+
+def _optional(part: Pauses | Tracking | None) -> dict[str, Any] | None:
+    return None if part is None else asdict(part)
 
 
 def _terms_to_json(terms: Sequence[Term], values: Sequence[float]) -> list[dict[str, Any]]:
@@ -216,6 +247,8 @@ def _from_json(document: Mapping[str, Any], path: str) -> Profile:
         noise=tuple(_noise_from_json(source) for source in document["noise"]),
         sources=tuple(document["sources"]),
         held_out=tuple(document["held_out"]),
+        pauses=_pauses_from_json(document.get("pauses_of_the_recording")),
+        tracking=_tracking_from_json(document.get("tracking")),
         lockstep_version=str(document.get("lockstep", "")),
         path=path,
     )
@@ -231,6 +264,28 @@ def _terms_from_json(
     if not all(0 <= value < 1e12 for value in values):
         raise ValueError("a coefficient is negative or not finite")
     return values
+
+
+def _pauses_from_json(item: Mapping[str, Any] | None) -> Pauses | None:
+    if item is None:
+        return None
+    pauses = Pauses(int(item["every_entries"]), float(item["ns_per_entry"]))
+    if pauses.every_entries < 1 or not 0 <= pauses.ns_per_entry < 1e12:
+        raise ValueError(f"pauses {pauses} are not possible")
+    return pauses
+
+
+def _tracking_from_json(item: Mapping[str, Any] | None) -> Tracking | None:
+    if item is None:
+        return None
+    shows, follows = (tuple(float(value) for value in item[name]) for name in ("shows", "follows"))
+    if not len(shows) == len(follows) == len(KINDS):
+        raise ValueError("tracking is not one number per kind of step")
+    if not all(0 < value < 1e3 for value in shows) or not all(
+        0 <= value < 1e3 for value in follows
+    ):
+        raise ValueError(f"tracking {shows}, {follows} is not possible")
+    return Tracking(shows, follows)
 
 
 def _noise_from_json(source: Mapping[str, Any]) -> NoiseSource:

@@ -12,6 +12,11 @@ from sim.calibration.terms import HOST_TERMS, STEP_TERMS
 
 _SHOWN = ("decode", "mixed", "mixed_graph", "mixed_eager", "mixed_large")
 
+_AHEAD = (
+    "One step ahead: told the recorded times of all steps before it, which show how fast the host"
+    " is at the moment. The other errors are of predictions from the plan of a step alone."
+)
+
 
 def render_calibration(result: Calibration) -> str:
     """The whole page."""
@@ -37,7 +42,7 @@ def render_calibration(result: Calibration) -> str:
         f"Calibration of {target.model['name']} on {target.hardware}",
         f"{how}. Engine: {target.engine}",
         {
-            "Step time errors, %": _error_table(folds),
+            "Step time errors, %": _error_table(folds) + f"<p>{_AHEAD}</p>",
             "Residuals": figures(_charts(result)),
             "Coefficients": _coefficients(result),
             "Made from": f"<pre>{json.dumps(provenance, indent=1)}</pre>",
@@ -46,7 +51,8 @@ def render_calibration(result: Calibration) -> str:
 
 
 def _error_table(folds: tuple[Fold, ...]) -> str:
-    header = ["log", "steps", "count", "mean absolute", "mean", "of the total time"]
+    header = ["log", "steps", "count", "mean absolute", "mean", "of the total time",
+              "mean absolute, one step ahead"]  # fmt: skip
     rows = []
     for fold in folds:
         for kind in _SHOWN:
@@ -54,8 +60,9 @@ def _error_table(folds: tuple[Fold, ...]) -> str:
                 error = fold.errors[kind]
                 figures_of = [f"{error.mape:.2f}", f"{error.bias:+.2f}", f"{error.time_bias:+.2f}"]
                 label = kind.replace("_", ", ")
-                rows.append([fold.name, label, f"{error.num_steps:,}", *figures_of])
-        rows.append([fold.name, "host gaps", "", "", "", f"{fold.gap_error:+.2f}"])
+                ahead = f"{fold.ahead[kind].mape:.2f}" if kind in fold.ahead else ""
+                rows.append([fold.name, label, f"{error.num_steps:,}", *figures_of, ahead])
+        rows.append([fold.name, "host gaps", "", "", "", f"{fold.gap_error:+.2f}", ""])
     return table(header, rows)
 
 

@@ -62,6 +62,7 @@ HOST_TERMS: tuple[Term, ...] = (
         "1000 tokens^2",
         "output processing costs more per token in large batches",
     ),
+    Term("chunk_tokens", "1000 tokens", "output processing of prompt chunks, booking their blocks"),
     Term("finished", "request", "ending a request"),
     Term("added", "request", "taking in a request"),
     Term("added_tokens", "1000 tokens", "taking in its prompt"),
@@ -125,15 +126,19 @@ def step_matrix(samples: Samples, graphs: Graphs) -> Floats:
     return np.array(rows, dtype=np.float64).reshape(-1, len(STEP_TERMS))
 
 
-def host_row(sampled: float, finished: float, added: float, added_tokens: float) -> list[float]:
+def host_row(
+    sampled: float, chunk_tokens: float, finished: float, added: float, added_tokens: float
+) -> list[float]:
     """The terms of the gap behind a step, in the order of `HOST_TERMS`."""
-    return [1.0, sampled, sampled * sampled / 1e3, finished, added, added_tokens / 1e3]
+    squared = sampled * sampled / 1e3
+    return [1.0, sampled, squared, chunk_tokens / 1e3, finished, added, added_tokens / 1e3]
 
 
 def host_matrix(samples: Samples) -> Floats:
     """One row of terms for the gap behind each step."""
     columns = (
         samples.column("num_sampled"),
+        samples.column("chunk_tokens"),
         samples.num_finished,
         samples.num_added,
         samples.added_tokens,

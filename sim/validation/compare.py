@@ -8,7 +8,7 @@ from typing import Any
 from sim.calibration.evaluate import Fold, fold_json
 from sim.calibration.profile import Profile
 from sim.validation.outcome import LATENCIES, LOADS, STATISTICS, Outcome
-from sim.validation.predicted import Intervals
+from sim.validation.predicted import Intervals, has_pauses
 from sim.validation.recorded import RecordedRun
 
 # Above this share of steps with requests waiting behind a full budget, latencies are queueing.
@@ -48,6 +48,9 @@ class Comparison:
                 low, high = self.intervals.bounds[key]
                 row["interval_90"] = [low, high]
                 row["covered"] = low <= recorded[key] <= high
+                median = self.intervals.medians[key]
+                row["noisy_median"] = median
+                row["noisy_median_error_percent"] = percent(median, recorded[key])
             rows.append(row)
         return rows
 
@@ -64,6 +67,7 @@ class Comparison:
             },
             "waiting_share_of_time": self.overload,
             "overloaded": self.overload > OVERLOAD_SHARE,
+            "pauses_of_the_recording": has_pauses(self.run, self.profile),
             "free_running_steps": self.free.num_steps,
             "free_running_steps_outside_range": self.num_extrapolated,
             "step_times": fold_json(self.steps),

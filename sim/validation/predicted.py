@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.calibration.cost import CalibratedCost, Noise
+from sim.calibration.pauses import PausingCost
 from sim.calibration.profile import Profile
 from sim.cost.physics import Physics
 from sim.router import make_router
@@ -21,19 +22,26 @@ INTERVAL = (5.0, 95.0)
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """Percentiles of each metric over noisy replicates, and their mean."""
+    """Percentiles of each metric over noisy replicates, their medians and means."""
 
     num_replicates: int
     bounds: dict[str, tuple[float, float]]
+    medians: dict[str, float]
     means: dict[str, float]
 
 
+def has_pauses(run: RecordedRun, profile: Profile) -> bool:
+    """Whether the run was recorded by a process whose pauses the profile knows."""
+    return profile.pauses is not None and run.log.header.writer == "import"
+
+
 def free_running(
-    run: RecordedRun, profile: Profile, physics: Physics, seed: int | None = None
-) -> tuple[Outcome, CalibratedCost]:
-    """Simulates the run's requests with predicted step times, noisy ones if a seed is given."""
-    noise = None if seed is None else Noise(profile.noise, seed)
-    cost = CalibratedCost(profile, physics, noise)
+    run: RecordedRun, profile: Profile, physics: Physics, noise: Noise | None = None
+) -> tuple[Outcome, CalibratedCost | PausingCost]:
+    """Simulates the run's requests with predicted step times."""
+    steady = CalibratedCost(profile, physics, noise)
+    pauses = profile.pauses if has_pauses(run, profile) else None
+    cost = steady if pauses is None else PausingCost(steady, pauses)
     simulation = Simulation(run.workload, run.kernel, [cost], physics, make_router("round-robin"))
     return simulated_outcome(simulation.run()), cost
 
@@ -44,12 +52,15 @@ def intervals(
     """Repeats the simulation with resampled step errors."""
     values: dict[str, list[float]] = {}
     for replicate in range(replicates):
-        outcome, _ = free_running(run, profile, physics, seed * 100_003 + replicate)
+        pair, mirrored = divmod(replicate, 2)
+        noise = Noise(profile.noise, seed * 100_003 + pair, mirrored=bool(mirrored))
+        outcome, _ = free_running(run, profile, physics, noise)
         for key, value in outcome.metrics().items():
             values.setdefault(key, []).append(value)
     bounds = {key: _bounds(column) for key, column in values.items()}
+    medians = {key: float(np.median(column)) for key, column in values.items()}
     means = {key: float(np.mean(column)) for key, column in values.items()}
-    return Intervals(replicates, bounds, means)
+    return Intervals(replicates, bounds, medians, means)
 
 
 def _bounds(column: Sequence[float]) -> tuple[float, float]:

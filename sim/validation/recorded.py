@@ -122,7 +122,7 @@ def teacher_forced(run: RecordedRun, cost: CalibratedCost) -> tuple[Outcome, int
             plan = scheduler.schedule()
             different += [*plan.entries] != [*record.entries]
             features = record_features(record, run.log.header)
-            gap_ns = cost.gap_ns(features.num_sampled)
+            gap_ns = cost.gap_ns(features)
             used = run.kernel.num_blocks - plan.num_free_blocks
             end_ns = record.start_ns + record.duration_ns + gap_ns
             sampled = plan.sampled_ids

@@ -14,19 +14,25 @@ from sim.report import number
 from sim.svg import Series, line_chart
 from sim.validation.compare import OVERLOAD_SHARE, Comparison
 from sim.validation.outcome import Outcome
+from sim.validation.predicted import has_pauses
 
-HEADER = ("", "recorded", "teacher-forced", "free-running", "error", "90 % interval")
+HEADER = (
+    "", "recorded", "teacher-forced", "free-running", "error", "median with noise", "error",
+    "90 % interval",
+)  # fmt: skip
 
 
 def text_rows(comparison: Comparison) -> list[list[str]]:
     """The figures of one run as texts, columns as in `HEADER`."""
     rows = []
     for row in comparison.rows():
-        interval = ""
+        interval, noisy = "", ["", ""]
         if "interval_90" in row:
             low, high = row["interval_90"]
             mark = "" if row["covered"] else "  (missed)"
             interval = f"{number(low)} .. {number(high)}{mark}"
+            error = f"{row['noisy_median_error_percent']:+.2f} %"
+            noisy = [number(row["noisy_median"]), error]
         teacher = f"{number(row['teacher_forced'])} ({row['teacher_forced_error_percent']:+.2f} %)"
         rows.append(
             [
@@ -35,6 +41,7 @@ def text_rows(comparison: Comparison) -> list[list[str]]:
                 teacher,
                 number(row["free_running"]),
                 f"{row['free_running_error_percent']:+.2f} %",
+                *noisy,
                 interval,
             ]
         )
@@ -55,9 +62,16 @@ def notes(comparison: Comparison) -> list[str]:
         if name in ("decode", "mixed"):
             lines.append(
                 f"{name} steps: mean absolute error {error.mape:.2f} %, mean {error.bias:+.2f} %,"
-                f" of the total time {error.time_bias:+.2f} %"
+                f" of the total time {error.time_bias:+.2f} %{_ahead(comparison, name)}"
             )
     lines.append(f"host time between steps: {comparison.steps.gap_error:+.2f} % of the time")
+    pauses = comparison.profile.pauses
+    if pauses is not None and has_pauses(run, comparison.profile):
+        lines.append(
+            "with pauses of the recording process: one per"
+            f" {pauses.every_entries:,} scheduled entries, {pauses.ns_per_entry:,.0f} ns long for"
+            " each entry scheduled up to then"
+        )
     if comparison.overload > OVERLOAD_SHARE:
         lines.append(
             f"OVERLOADED: requests waited in {comparison.overload:.0%} of the time, so latencies"
@@ -76,6 +90,13 @@ def notes(comparison: Comparison) -> list[str]:
     return lines
 
 
+def _ahead(comparison: Comparison, name: str) -> str:
+    error = comparison.steps.ahead.get(name)
+    if error is None:
+        return ""
+    return f"; told the times of all steps before, {error.mape:.2f} %"
+
+
 def render_validation(comparisons: Sequence[Comparison]) -> str:
     """The whole page."""
     sections = {}
@@ -89,7 +110,8 @@ def render_validation(comparisons: Sequence[Comparison]) -> str:
     return page(
         "Predicted against recorded runs",
         "Teacher-forced: the kernel under the recorded step times. Free-running: the simulator with"
-        " predicted step times, fed the recorded arrivals only.",
+        " predicted step times, fed the recorded arrivals only; without noise, and as the median of"
+        " replicates with the noise of recorded steps.",
         sections,
     )
 

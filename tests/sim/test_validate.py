@@ -15,6 +15,7 @@ from calib_testing import (
 )
 
 from engine.cli import main
+from sim.calibration.cost import CalibratedCost
 from sim.calibration.profile import save_profile, shipped_profiles
 from sim.runs import RunPlan, simulate
 from sim.setup import Deployment
@@ -58,7 +59,7 @@ def test_tokens_leave_after_the_output_processing(recorded):
 
 def test_teacher_forcing_makes_the_recorded_decisions(recorded):
     _, run = recorded
-    cost = free_running(run, PROFILE, physics_of(PROFILE))[1]
+    cost = CalibratedCost(PROFILE, physics_of(PROFILE))
     outcome, different = teacher_forced(run, cost)
     assert different == 0
     assert (outcome.output_tokens == run.outcome.output_tokens).all()
