@@ -83,3 +83,13 @@ def test_importing_the_kernel_loads_little():
         "import sys; import engine.core; print(len([m for m in sys.modules if m[:6] == 'engine']))"
     )
     assert int(result.stdout) < 30
+
+
+def test_plain_pytest_finds_the_packages_and_not_the_test_folders():
+    """`tests/sim` and `tests/engine` bear the names of packages; `python -m` would hide that."""
+    result = subprocess.run(
+        [str(Path(sys.executable).parent / "pytest"), "--collect-only", "-q",
+         "tests/sim/test_calib_intervals.py"],
+        cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout[-2000:]
