@@ -22,7 +22,7 @@ from sim.runs import RunPlan, simulate
 from sim.setup import Deployment
 from sim.workloads.readers import TraceOptions, read_trace
 
-COMMON = {"cost": "roofline", "max_num_batched_tokens": 2048}
+COMMON = {"cost": "roofline", "max_num_batched_tokens": 2048, "async_scheduling": True}
 # The RTX 4090's 2,588 blocks include vLLM's null block. The other pools are derived from the memory
 # size; they are at least twice what their runs hold, so that they do not matter.
 RUNS = {

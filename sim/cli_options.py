@@ -203,6 +203,11 @@ def add_deployment_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="spread the experts of a mixture over the GPUs of all replicas (cost roofline)",
     )
+    group.add_argument(
+        "--async-scheduling",
+        action="store_true",
+        help="plan each step while the one before it runs, as vLLM does by default",
+    )
     group.add_argument("--cost", default=default.cost, metavar="MODEL", help=COST_HELP)
 
 
@@ -273,6 +278,7 @@ def deployment_of(arguments: argparse.Namespace) -> Deployment:
         prefix_caching=arguments.prefix_caching,
         long_prefill_token_threshold=arguments.long_prefill_token_threshold,
         expert_parallel=arguments.expert_parallel,
+        async_scheduling=arguments.async_scheduling,
         cost=arguments.cost,
     )
 

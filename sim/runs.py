@@ -96,8 +96,9 @@ def provenance(plan: RunPlan, parts: Parts) -> dict[str, object]:
     """Everything that decides the figures; no clock, path or host name."""
     deployment = asdict(plan.deployment)
     del deployment["roofline"], deployment["cost"]
-    if not deployment["expert_parallel"]:
-        del deployment["expert_parallel"]
+    for option in ("expert_parallel", "async_scheduling"):
+        if not deployment[option]:
+            del deployment[option]
     deployment["model"] = parts.model.name
     return {
         "cost": parts.costs[0].describe(),

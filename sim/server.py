@@ -55,9 +55,10 @@ class StepLog(Protocol):
         start_ns: int,
         duration_ns: int,
         *,
+        open_plans: int = 0,
         replica: int = 0,
     ) -> None:
-        """Logs a committed step."""
+        """Logs a committed step; `open_plans` were uncommitted when it was planned."""
         ...
 
     def decode_run(
@@ -93,6 +94,7 @@ class Flight:
     start_ns: int
     durations_ns: list[int]
     ends_ns: list[int]
+    open_plans: int = 0
 
 
 class Server:
@@ -159,7 +161,7 @@ class Server:
                 self._ledger.arrival_ns[row],
                 now,
                 outputs=outputs,
-                open_plans=int(self._flight is not None),
+                open_plans=len(self.scheduler.open_plans),
                 replica=self.index,
             )
         sleep, self._sleep = self._sleep, None
@@ -307,7 +309,12 @@ class Server:
             self.stats.add_steps(flight.features, flight.start_ns, ends, queues, used)
             if self._log is not None:
                 self._log.step(
-                    plan, outcome, flight.start_ns, flight.durations_ns[0], replica=self.index
+                    plan,
+                    outcome,
+                    flight.start_ns,
+                    flight.durations_ns[0],
+                    open_plans=flight.open_plans,
+                    replica=self.index,
                 )
         else:
             first = plan.clock

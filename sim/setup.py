@@ -48,6 +48,7 @@ class Deployment:
     gpu_memory_utilization: float = 0.9
     prefix_caching: bool = True
     expert_parallel: bool = False
+    async_scheduling: bool = False
     long_prefill_token_threshold: int = 0
     cost: str = "auto"
     roofline: RooflineOptions = field(default_factory=RooflineOptions)
@@ -110,6 +111,7 @@ def _kernel_config(
         policy=deployment.policy,
         enable_prefix_caching=deployment.prefix_caching,
         long_prefill_token_threshold=deployment.long_prefill_token_threshold,
+        async_scheduling=deployment.async_scheduling,
     )
     num_blocks = deployment.num_kv_blocks
     if num_blocks is None:
@@ -133,6 +135,12 @@ def _costs(
     deployment: Deployment, model: ModelShape, hardware: Hardware, physics: Physics, seed: int
 ) -> tuple[CostModel, ...]:
     kind, _, argument = deployment.cost.partition(":")
+    if deployment.async_scheduling and kind in ("auto", "calibrated"):
+        if kind == "calibrated":
+            raise ConfigError(
+                "async_scheduling", True, "profiles are of engines without it; use cost=roofline"
+            )
+        kind = "roofline"
     replicas = range(deployment.replicas)
     if (kind == "auto" and not argument) or kind == "calibrated":
         profile = _profile(deployment, model, hardware, argument)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import simpy
 
 from engine.core import ConfigError, InputError, KernelConfig, Prompt, Request, RequestRejected
+from sim.async_server import AsyncServer
 from sim.clock import ARRIVAL, Moment, call_at
 from sim.cost.features import CostModel
 from sim.cost.physics import Physics
@@ -85,8 +86,9 @@ class Simulation:
     ) -> list[Server]:
         """Equal replicas, one per cost model; other fleets override this."""
         config = self._config
+        kind = AsyncServer if config.async_scheduling else Server
         return [
-            Server(
+            kind(
                 self._env,
                 index,
                 config,

@@ -233,6 +233,7 @@ class _StepTimes:
         start_ns: int,
         duration_ns: int,
         *,
+        open_plans: int = 0,
         replica: int = 0,
     ) -> None:
         """Notes one step."""

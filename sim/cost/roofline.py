@@ -130,9 +130,12 @@ class RooflineCost:
         return fixed + experts_ns + chunk_ns + decode_ns
 
     def experts_ns(self, num_tokens: int) -> float:
-        """Time of the routed experts of all layers for `num_tokens` tokens."""
+        """Time of the routed experts of all layers for `num_tokens` tokens.
+
+        Each expert gets few of them, too few to do arithmetic while the next weights are read.
+        """
         read_ns = self.physics.model.routed_share(num_tokens) * self._expert_read_ns
-        return max(read_ns, num_tokens * self._expert_token_ns)
+        return read_ns + num_tokens * self._expert_token_ns
 
     def decode_run_ns(
         self, num_rows: int, context_sum: int, steps: int, kv_shared_tokens: int = 0

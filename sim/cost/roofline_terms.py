@@ -89,7 +89,8 @@ class TermModel:
         """The routed experts of all layers."""
         physics = self._physics
         num_bytes = physics.model.routed_share(num_tokens) * physics.expert_bytes
-        return self._products(num_bytes, num_tokens * physics.expert_token_flops)
+        flops = num_tokens * physics.expert_token_flops
+        return StepTerms(memory=num_bytes * self._byte_ns, compute=flops * self._flop_ns)
 
     def exchange(self, num_tokens: int, num_replicas: int) -> StepTerms:
         """Sending tokens to the experts of other replicas and back."""
@@ -104,7 +105,7 @@ class TermModel:
         num_bytes = layer_exchange_bytes(model) * num_tokens * 2 * (tp - 1) / tp
         return StepTerms(link=num_bytes * self._link_byte_ns, messages=2 * model.num_layers)
 
-    def _products(self, num_bytes: float, flops: int) -> StepTerms:
+    def _products(self, num_bytes: int, flops: int) -> StepTerms:
         memory, compute = num_bytes * self._byte_ns, flops * self._flop_ns
         if memory * self._now.memory >= compute * self._now.compute:
             return StepTerms(memory=memory)

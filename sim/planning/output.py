@@ -203,8 +203,9 @@ def _entry_document(entry: Entry, plan: Plan) -> dict[str, Any]:
 
 def _deployment_document(deployment: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in deployment.items() if key != "roofline"}
-    if not kept["expert_parallel"]:
-        del kept["expert_parallel"]
+    for option in ("expert_parallel", "async_scheduling"):
+        if not kept[option]:
+            del kept[option]
     for key in ("model", "cost"):
         # A path says where a file lay, not what it holds.
         head, separator, tail = str(kept[key]).rpartition("/")
