@@ -236,7 +236,9 @@ class _StepTimes:
         open_plans: int = 0,
         replica: int = 0,
     ) -> None:
-        """Notes one step."""
+        """Notes one step; one that was left without work took no time."""
+        if not plan.num_entries:
+            return
         self.start_ns[replica].append(start_ns)
         self.duration_ns[replica].append(duration_ns)
 

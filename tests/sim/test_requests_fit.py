@@ -27,6 +27,7 @@ TRUE = RooflineOptions(
 DENSE = deployment(model="qwen3-8b", hardware="h100", num_kv_blocks=20_000)
 SPLIT = replace(DENSE, model="qwen3-32b", tp=2)
 MIXTURE = replace(DENSE, model="qwen3-30b-a3b", replicas=2, expert_parallel=True)
+AHEAD = replace(DENSE, async_scheduling=True)
 FEATURES = [
     StepFeatures(1, 1, (), 1),
     StepFeatures(200, 200 * 900, (), 200),
@@ -63,7 +64,9 @@ def test_coefficients_and_options_are_two_names_of_the_same():
     assert again.given() == pytest.approx(TRUE.given())
 
 
-@pytest.mark.parametrize("plan", [DENSE, SPLIT, MIXTURE], ids=["dense", "tp", "mixture"])
+@pytest.mark.parametrize(
+    "plan", [DENSE, SPLIT, MIXTURE, AHEAD], ids=["dense", "tp", "mixture", "async"]
+)
 def test_a_fit_predicts_a_run_that_it_has_not_seen(plan):
     workload, times = recorded(plan, TRUE)
     fit = fit_requests(workload, plan, times)
