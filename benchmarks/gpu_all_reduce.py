@@ -25,6 +25,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from engine.bench_common import current_commit
+
 SHAPES = [
     (1, 1024),
     (16, 1024),
@@ -49,7 +51,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(rank_main, args=(folder, args.sweep), nprocs=NUM_RANKS)
         record = json.loads((Path(folder) / "record.json").read_text())
-    record["commit"] = os.environ.get("LOCKSTEP_COMMIT")
+    record["commit"] = current_commit()
     out = Path(args.out) / "gpu_all_reduce.json"
     out.write_text(json.dumps(record, indent=1) + "\n")
     print_table(record)
@@ -65,7 +67,8 @@ def rank_main(rank, folder, sweep):
         world_size=NUM_RANKS,
         device_id=device,
     )
-    record = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
+    record = {"benchmark": "all_reduce", "command": "gpu_all_reduce.py --out DIR --sweep"}
+    record |= {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
     record["rows"] = []
     ways = dict(make_ways(rank, device, sweep))
     for shape in SHAPES + LARGE_SHAPES:

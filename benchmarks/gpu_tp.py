@@ -198,11 +198,13 @@ def smi(*arguments):
 
 
 def commit():
+    if os.environ.get("LOCKSTEP_COMMIT"):  # a copy of the tree may lack its history
+        return os.environ["LOCKSTEP_COMMIT"]
     command = ["git", "rev-parse", "HEAD"]
     try:
         done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("LOCKSTEP_COMMIT")
+        return None
     return done.stdout.strip()
 
 

@@ -75,13 +75,16 @@ def provenance(llm: LLM) -> dict[str, object]:
 
 
 def current_commit() -> str | None:
-    """Commit of the source tree, or what LOCKSTEP_COMMIT says where there is no repository."""
+    """What LOCKSTEP_COMMIT says, for a copy of the tree without its history; else git's answer."""
+    given = os.environ.get("LOCKSTEP_COMMIT")
+    if given:
+        return given
     command = ["git", "rev-parse", "HEAD"]
     folder = Path(__file__).resolve().parent
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("LOCKSTEP_COMMIT")
+        return None
     return done.stdout.strip()
 
 

@@ -124,11 +124,22 @@ def judge_against_hf(
     comparison = LogitComparison(dtype, rules_for(dtype))
     for sequence, array in report.logits.items():
         logits = torch.from_numpy(array)
-        rows = torch.tensor(report.positions[sequence])
+        positions = report.positions[sequence]
+        rows = torch.tensor(positions)
+        # Positions that drew a token are judged by it: that tests how ranks draw together.
+        drawn = [
+            report.drawn[sequence].get(position, token)
+            for position, token in zip(positions, logits.argmax(dim=-1).tolist(), strict=True)
+        ]
         truth = reference.truth[sequence].cpu()[rows]
         yardstick = reference.yardstick(sequence, dtype, rows.to(reference.truth[sequence].device))
         comparison.add(
-            sequence, rows, logits, truth, None if yardstick is None else yardstick.cpu()
+            sequence,
+            rows,
+            logits,
+            truth,
+            None if yardstick is None else yardstick.cpu(),
+            torch.tensor(drawn),
         )
     return from_stats(GROUP, name, comparison.finish())
 

@@ -53,8 +53,9 @@ def test_two_ranks_are_measured_killed_and_logged(tmp_path):
         for rank in profile["ranks"]:
             assert 0 < rank["share_of_span"] < 1
             reductions = [k for k in rank["kernels"] if k["name"] == "gloo:all_reduce"]
-            # The embedding, and two projections in each of two layers.
-            assert [k["runs_per_step"] for k in reductions] == [5]
+            # The embedding, two projections in each of two layers, and the keys of the draws.
+            assert [k["runs_per_step"] for k in reductions] == [6]
+            assert not any("gather" in k["name"] for k in rank["kernels"])
     assert speed["profile_prefill"]["steps"] == 1
     kill = speed["kill"]
     assert kill["error_s"] < 30
