@@ -118,6 +118,7 @@ class Recorder:
         start_ns: int,
         duration_ns: int,
         *,
+        open_plans: int = 0,
         replica: int = 0,
     ) -> None:
         """A step was committed."""
