@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from engine.core import ConfigError
-from sim.calibration.cost import CalibratedCost, Noise
+from sim.calibration.cost import CalibratedCost
+from sim.calibration.noise import Noise, levels
 from sim.metrics import Summary
 from sim.runs import RunPlan, simulate
 from sim.setup import Parts, build
@@ -32,9 +33,9 @@ def run_intervals(plan_of: Callable[[int], RunPlan], seed: int, replicates: int)
     values: dict[str, list[float]] = {}
     num_unstable = 0
     noisy = False
-    for replicate in range(replicates):
+    for replicate, level in enumerate(levels(replicates)):
         plan = plan_of(seed + 1 + replicate)
-        parts = with_noise(build(plan.deployment, plan.seed), seed + 1, replicate)
+        parts = with_noise(build(plan.deployment, plan.seed), plan.seed, level)
         noisy = isinstance(parts.costs[0], CalibratedCost)
         summary = simulate(plan, parts).summary
         ours = summary["sim"]
@@ -56,19 +57,15 @@ def run_intervals(plan_of: Callable[[int], RunPlan], seed: int, replicates: int)
     }
 
 
-def with_noise(parts: Parts, seed: int, replicate: int) -> Parts:
+def with_noise(parts: Parts, seed: int, level: float) -> Parts:
     """The same parts with calibrated costs that draw step errors; others stay as they are.
 
-    Every second replicate mirrors the one before it.
+    All replicas are off by the same `level`, since they share one profile.
     """
-    pair, mirrored = divmod(replicate, 2)
-
-    def noise(cost: CalibratedCost, index: int) -> Noise:
-        sources = cost.profile.noise
-        return Noise(sources, 1009 * (seed + pair) + index, mirrored=bool(mirrored))
-
     costs = tuple(
-        CalibratedCost(cost.profile, parts.physics, noise(cost, index))
+        CalibratedCost(
+            cost.profile, parts.physics, Noise(cost.profile.noise, 1009 * seed + index, level)
+        )
         if isinstance(cost, CalibratedCost)
         else cost
         for index, cost in enumerate(parts.costs)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import random
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from engine.core.errors import InputError
 from sim.calibration.evaluate import kind_of
-from sim.calibration.profile import NoiseSource, Profile
+from sim.calibration.noise import Noise
+from sim.calibration.profile import Profile
 from sim.calibration.samples import RECENT_DECAY, next_recent, work_row
 from sim.calibration.terms import (
     HOST_NAMES,
@@ -251,52 +248,6 @@ class CalibratedCost:
             or context + features.chunk_context_sum > self._max_kv
             or features.chunk_attention_pairs > self._max_pairs
         )
-
-
-class Noise:
-    """Draws relative errors of steps as they were on one of the calibration logs.
-
-    Runs differ from one another by more than their steps do. So a replicate draws one log, takes
-    blocks of consecutive errors from it, and shifts them all, instead of by that log's own mean, by
-    what a further run may be off by: Student's prediction interval, with the spread of the logs'
-    means. A `mirrored` replicate shifts the other way, so that pairs of them share one seed and
-    their median is not shifted.
-    """
-
-    def __init__(
-        self, sources: tuple[NoiseSource, ...], seed: int, *, mirrored: bool = False
-    ) -> None:
-        usable = [source for source in sources if any(source.kinds)]
-        if len(usable) < 2:
-            raise InputError("the profile holds no held-out errors of two or more logs")
-        self._random = random.Random(2 * seed + mirrored)
-        self._seed = seed
-        self._source = source = self._random.choice(usable)
-        # A log without steps of some kind lends those of another.
-        self._blocks = [blocks or max(source.kinds, key=len) for blocks in source.kinds]
-        self._ahead: list[list[float]] = [[] for _ in self._blocks]
-        count, of_pair = len(usable), random.Random(seed)
-        spread = statistics.stdev(source.mean for source in usable) * math.sqrt(1 + 1 / count)
-        chi_square = of_pair.gammavariate((count - 1) / 2, 2)
-        student = of_pair.gauss() / math.sqrt(chi_square / (count - 1))
-        # The mean of the means is what fits to fewer logs were off by, not what this fit is.
-        self._shift = (-student if mirrored else student) * spread - source.mean
-
-    def peek(self, kind: int, count: int) -> list[float]:
-        """Errors of the next steps of a kind."""
-        ahead, blocks = self._ahead[kind], self._blocks[kind]
-        while len(ahead) < count:
-            ahead.extend([error + self._shift for error in self._random.choice(blocks)])
-        return ahead[:count]
-
-    def advance(self, kind: int, count: int) -> None:
-        """Uses up the errors of steps that ran."""
-        self.peek(kind, count)
-        del self._ahead[kind][:count]
-
-    def describe(self) -> Mapping[str, Any]:
-        """Seed and log."""
-        return {"seed": self._seed, "log": self._source.name}
 
 
 def _dot(terms: Sequence[float], coefficients: Sequence[float]) -> float:

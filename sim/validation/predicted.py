@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.calibration.cost import CalibratedCost, Noise
+from sim.calibration.cost import CalibratedCost
+from sim.calibration.noise import Noise, levels
 from sim.calibration.pauses import PausingCost
 from sim.calibration.profile import Profile
 from sim.cost.physics import Physics
@@ -51,9 +52,8 @@ def intervals(
 ) -> Intervals:
     """Repeats the simulation with resampled step errors."""
     values: dict[str, list[float]] = {}
-    for replicate in range(replicates):
-        pair, mirrored = divmod(replicate, 2)
-        noise = Noise(profile.noise, seed * 100_003 + pair, mirrored=bool(mirrored))
+    for replicate, level in enumerate(levels(replicates)):
+        noise = Noise(profile.noise, seed * 100_003 + replicate, level)
         outcome, _ = free_running(run, profile, physics, noise)
         for key, value in outcome.metrics().items():
             values.setdefault(key, []).append(value)

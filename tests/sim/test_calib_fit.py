@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from engine.cli import main
 from engine.core import InputError
 from sim.calibration.build import calibrate, graphs_of, target_of
-from sim.calibration.cost import CalibratedCost, Noise
-from sim.calibration.evaluate import KINDS
+from sim.calibration.cost import CalibratedCost
 from sim.calibration.fit import fit_steps, leave_one_out
+from sim.calibration.noise import Noise
 from sim.calibration.profile import load_profile, parse_profile, save_profile, shipped_profiles
 from sim.calibration.samples import next_recent, read_samples, work_row
 from sim.calibration.terms import HOST_NAMES, STEP_NAMES, VLLM_GRAPH_SIZES, Graphs, step_row
@@ -319,28 +319,6 @@ class TestProfile:
             document["step_terms"][0]["ns"] = value
             with pytest.raises(InputError, match="negative or not finite"):
                 parse_profile(json.dumps(document), "p.json")
-
-
-class TestNoise:
-    def test_it_is_a_function_of_the_seed(self):
-        draws = [Noise(PROFILE.noise, 5).peek(0, 300) for _ in range(2)]
-        assert draws[0] == draws[1] != Noise(PROFILE.noise, 6).peek(0, 300)
-
-    def test_replicates_differ_as_runs_do(self):
-        """The spread of replicate means is at least that of the logs' means."""
-        means = [np.mean(Noise(PROFILE.noise, seed).peek(0, 4000)) for seed in range(200)]
-        logs = np.std([source.mean for source in PROFILE.noise], ddof=1)
-        assert logs * 0.8 < np.std(means) < logs * 4
-
-    def test_every_kind_of_step_has_errors(self):
-        for seed in range(10):
-            noise = Noise(PROFILE.noise, seed)
-            for kind in range(len(KINDS)):
-                assert len(noise.peek(kind, 100)) == 100
-
-    def test_a_profile_of_one_log_has_none(self):
-        with pytest.raises(InputError, match="no held-out errors"):
-            Noise((), 0)
 
 
 class TestServer:
