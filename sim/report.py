@@ -9,7 +9,7 @@ from sim.metrics import NS_PER_MS, NS_PER_S, RequestTimes, Summary, request_time
 from sim.simulation import RunResult
 from sim.svg import Series, line_chart
 
-_STYLE = """
+STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1200px;
        padding: 0 1rem; color: #1c1e21; background: #fff; }
@@ -152,7 +152,7 @@ def render_report(result: RunResult, summary: Summary, provenance_text: str) -> 
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Lockstep: {name}</title><style>{_STYLE}</style></head><body>"
+        f"<title>Lockstep: {name}</title><style>{STYLE}</style></head><body>"
         f'<h1>{name}</h1><p class="lead">A simulated run of the Lockstep scheduler</p>{warnings}'
         f"<h2>Latency, ms</h2>{_table(['', *LATENCY_COLUMNS], latency_rows(summary))}"
         f"<h2>Throughput and memory</h2>{_table([], fact_rows(summary))}"

@@ -41,25 +41,27 @@ def line_chart(
     if x_high <= x_low:
         x_high = x_low * 2 if log_x else x_low + 1
     top = y_max or max(max(one.ys) for one in drawn) * 1.05 or 1.0
-    x_axis = _Axis(x_low, x_high, LEFT, WIDTH - RIGHT, log_x)
-    y_axis = _Axis(0.0, top, HEIGHT - BOTTOM, TOP, False)
+    x_axis = Axis(x_low, x_high, LEFT, WIDTH - RIGHT, log_x)
+    y_axis = Axis(0.0, top, HEIGHT - BOTTOM, TOP, False)
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
         f' aria-label="{escape(y_label)} against {escape(x_label)}">'
     ]
-    parts += _grid(x_axis, y_axis, x_label, y_label)
+    parts += grid(x_axis, y_axis, x_label, y_label)
     for index, one in enumerate(drawn):
         points = _path(one, x_axis, y_axis, steps)
         colour = COLOURS[index % len(COLOURS)]
         parts.append(f'<path d="{points}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
     parts.append("</svg>")
     if len(drawn) > 1:
-        parts.append(_legend([one.name for one in drawn]))
+        parts.append(legend([one.name for one in drawn]))
     return "".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
-class _Axis:
+class Axis:
+    """Values from `low` to `high` on the pixels from `begin` to `end`."""
+
     low: float
     high: float
     begin: float
@@ -93,7 +95,8 @@ class _Axis:
         return [tick for tick in ticks if self.low <= tick <= self.high]
 
 
-def _grid(x_axis: _Axis, y_axis: _Axis, x_label: str, y_label: str) -> list[str]:
+def grid(x_axis: Axis, y_axis: Axis, x_label: str, y_label: str) -> list[str]:
+    """SVG parts of both axes: lines, numbers and labels."""
     parts = []
     bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
     for tick in x_axis.ticks():
@@ -113,7 +116,7 @@ def _grid(x_axis: _Axis, y_axis: _Axis, x_label: str, y_label: str) -> list[str]
     return parts
 
 
-def _path(series: Series, x_axis: _Axis, y_axis: _Axis, steps: bool) -> str:
+def _path(series: Series, x_axis: Axis, y_axis: Axis, steps: bool) -> str:
     parts = []
     before = 0.0
     for index, (x, y) in enumerate(zip(series.xs, series.ys, strict=True)):
@@ -140,7 +143,8 @@ def _thinned(series: Series, log_x: bool) -> Series:
     return Series(series.name, [x for x, _ in kept], [y for _, y in kept])
 
 
-def _legend(names: Sequence[str]) -> str:
+def legend(names: Sequence[str]) -> str:
+    """HTML of a legend in the order of `COLOURS`."""
     items = [
         f'<span><i style="background:{COLOURS[index % len(COLOURS)]}"></i>{escape(name)}</span>'
         for index, name in enumerate(names)

@@ -8,10 +8,12 @@ from html import escape
 import numpy as np
 
 from sim.calibration.samples import Floats
-from sim.report import _STYLE
-from sim.svg import BOTTOM, COLOURS, HEIGHT, LEFT, RIGHT, TOP, WIDTH, _Axis, _grid, _legend
+from sim.report import STYLE
+from sim.svg import BOTTOM, COLOURS, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, grid, legend
 
 MAX_POINTS = 1500
+# Figures and their units stay on one line.
+_CELLS = "td { white-space: nowrap; padding: .25rem .5rem; }"
 
 
 def page(title: str, lead: str, sections: Mapping[str, str]) -> str:
@@ -20,7 +22,7 @@ def page(title: str, lead: str, sections: Mapping[str, str]) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Lockstep: {escape(title)}</title><style>{_STYLE}</style></head><body>"
+        f"<title>Lockstep: {escape(title)}</title><style>{STYLE}{_CELLS}</style></head><body>"
         f'<h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>{body}</body></html>\n'
     )
 
@@ -54,13 +56,13 @@ def scatter_chart(
     if not drawn:
         return '<p class="empty">nothing to plot</p>'
     highest = max(float(xs.max()) for xs, _ in drawn.values())
-    x_axis = _Axis(0.0, highest or 1.0, LEFT, WIDTH - RIGHT, False)
-    y_axis = _Axis(*y_range, HEIGHT - BOTTOM, TOP, False)
+    x_axis = Axis(0.0, highest or 1.0, LEFT, WIDTH - RIGHT, False)
+    y_axis = Axis(*y_range, HEIGHT - BOTTOM, TOP, False)
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
         f' aria-label="{escape(y_label)} against {escape(x_label)}">'
     ]
-    parts += _grid(x_axis, y_axis, x_label, y_label)
+    parts += grid(x_axis, y_axis, x_label, y_label)
     for index, (xs, ys) in enumerate(drawn.values()):
         colour = COLOURS[index % len(COLOURS)]
         dots = _dots(xs, ys, x_axis, y_axis)
@@ -69,11 +71,11 @@ def scatter_chart(
             ' stroke-opacity=".45"/>'
         )
     parts.append("</svg>")
-    parts.append(_legend(list(drawn)))
+    parts.append(legend(list(drawn)))
     return "".join(parts)
 
 
-def _dots(xs: Floats, ys: Floats, x_axis: _Axis, y_axis: _Axis) -> str:
+def _dots(xs: Floats, ys: Floats, x_axis: Axis, y_axis: Axis) -> str:
     """A path of zero-length strokes, which round caps make dots."""
     chosen = np.unique(np.linspace(0, len(xs) - 1, min(MAX_POINTS, len(xs))).astype(int))
     clipped = np.clip(ys[chosen], y_axis.low, y_axis.high)

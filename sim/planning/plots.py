@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from sim.svg import BOTTOM, COLOURS, HEIGHT, LEFT, RIGHT, TOP, WIDTH, _Axis, _grid
+from sim.svg import BOTTOM, COLOURS, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, grid
 
 Points = Sequence[tuple[float, float]]
 
@@ -44,13 +44,13 @@ def marked_chart(
         return '<p class="empty">nothing to plot</p>'
     x_high = max(x for x, _ in points) * 1.04 or 1.0
     top = y_top if y_top is not None else max(y for _, y in points) * 1.08 or 1.0
-    x_axis = _Axis(min(x_low, x_high / 2), x_high, LEFT, WIDTH - RIGHT, False)
-    y_axis = _Axis(0.0, top, HEIGHT - BOTTOM, TOP, False)
+    x_axis = Axis(min(x_low, x_high / 2), x_high, LEFT, WIDTH - RIGHT, False)
+    y_axis = Axis(0.0, top, HEIGHT - BOTTOM, TOP, False)
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
         f' aria-label="{escape(y_label)} against {escape(x_label)}">'
     ]
-    parts += _grid(x_axis, y_axis, x_label, y_label)
+    parts += grid(x_axis, y_axis, x_label, y_label)
     parts += [_guide(guide, x_axis, y_axis) for guide in guides]
     for index, one in enumerate(marks):
         colour = _colour(one, index)
@@ -86,7 +86,7 @@ def pareto_front(points: Points) -> list[tuple[float, float]]:
     return front
 
 
-def _guide(guide: Guide, x_axis: _Axis, y_axis: _Axis) -> str:
+def _guide(guide: Guide, x_axis: Axis, y_axis: Axis) -> str:
     (x1, y1), (x2, y2) = (
         (
             x_axis.place(min(x, x_axis.high)),
