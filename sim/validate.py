@@ -21,7 +21,7 @@ from sim.models import ModelShape, model_named
 from sim.validation.compare import Comparison
 from sim.validation.predicted import free_running, intervals
 from sim.validation.recorded import RecordedRun, read_run, teacher_forced
-from sim.validation.report import HEADER, notes, render_validation, text_rows
+from sim.validation.report import header, notes, render_validation, text_rows
 
 
 def main(argv: Sequence[str]) -> int:
@@ -151,8 +151,8 @@ def _print(comparison: Comparison) -> None:
     print(f"\n{comparison.run.name}")
     for line in notes(comparison):
         print(f"  {line}")
-    rows = [list(HEADER), *text_rows(comparison)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
+    rows = [header(comparison), *text_rows(comparison)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
         print("  " + "  ".join([row[0].ljust(widths[0]), *cells]).rstrip())

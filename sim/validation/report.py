@@ -16,23 +16,26 @@ from sim.validation.compare import OVERLOAD_SHARE, Comparison
 from sim.validation.outcome import Outcome
 from sim.validation.predicted import has_pauses
 
-HEADER = (
-    "", "recorded", "teacher-forced", "free-running", "error", "median with noise", "error",
-    "90 % interval",
-)  # fmt: skip
+HEADER = ("", "recorded", "teacher-forced", "free-running", "error")
+NOISY_HEADER = ("median with noise", "error", "90 % interval")
+
+
+def header(comparison: Comparison) -> list[str]:
+    """The columns of `text_rows`."""
+    return [*HEADER] if comparison.intervals is None else [*HEADER, *NOISY_HEADER]
 
 
 def text_rows(comparison: Comparison) -> list[list[str]]:
-    """The figures of one run as texts, columns as in `HEADER`."""
+    """The figures of one run as texts; those with noise where replicates were run."""
     rows = []
     for row in comparison.rows():
-        interval, noisy = "", ["", ""]
+        noisy = []
         if "interval_90" in row:
             low, high = row["interval_90"]
             mark = "" if row["covered"] else "  (missed)"
             interval = f"{number(low)} .. {number(high)}{mark}"
             error = f"{row['noisy_median_error_percent']:+.2f} %"
-            noisy = [number(row["noisy_median"]), error]
+            noisy = [number(row["noisy_median"]), error, interval]
         teacher = f"{number(row['teacher_forced'])} ({row['teacher_forced_error_percent']:+.2f} %)"
         rows.append(
             [
@@ -42,7 +45,6 @@ def text_rows(comparison: Comparison) -> list[list[str]]:
                 number(row["free_running"]),
                 f"{row['free_running_error_percent']:+.2f} %",
                 *noisy,
-                interval,
             ]
         )
     return rows
@@ -104,7 +106,7 @@ def render_validation(comparisons: Sequence[Comparison]) -> str:
         items = "".join(f"<li>{escape(line)}</li>" for line in notes(comparison))
         sections[comparison.run.name] = (
             f"<ul>{items}</ul>"
-            + table(HEADER, text_rows(comparison))
+            + table(header(comparison), text_rows(comparison))
             + figures(_charts(comparison))
         )
     return page(
