@@ -38,7 +38,8 @@ class ExpertParallelCost:
         link_bytes_per_ns = hardware.link_bytes_per_s * options.link_efficiency / 1e9
         model, others = roofline.physics.model, len(group.newest) - 1
         self._exchange_token_ns = layer_exchange_bytes(model) * others / link_bytes_per_ns
-        self._exchange_ns = float(2 * model.num_layers * options.link_latency_ns)
+        messages = 2 * model.num_layers if others else 0
+        self._exchange_ns = float(messages * options.link_latency_ns)
 
     def step_time_ns(self, features: StepFeatures) -> int:
         """Duration of the step that this replica begins now."""

@@ -95,6 +95,8 @@ class TermModel:
     def exchange(self, num_tokens: int, num_replicas: int) -> StepTerms:
         """Sending tokens to the experts of other replicas and back."""
         model = self._physics.model
+        if num_replicas == 1:
+            return StepTerms()
         num_bytes = layer_exchange_bytes(model) * num_tokens * (num_replicas - 1)
         return StepTerms(link=num_bytes * self._link_byte_ns, messages=2 * model.num_layers)
 
