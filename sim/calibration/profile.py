@@ -17,7 +17,7 @@ from sim.hardware import Hardware
 from sim.models import ModelShape
 
 FORMAT = "lockstep-profile"
-VERSION = 1
+VERSION = 2
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
 RANGE_NAMES = ("sequences", "tokens", "kv_tokens", "chunk_pairs")
 
