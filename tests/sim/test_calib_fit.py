@@ -141,7 +141,7 @@ class TestProfile:
         "change",
         [
             {"format": "other"},
-            {"version": 2},
+            {"version": 1},
             {"step_terms": []},
             {"calibrated_up_to": {}},
             {"graphs": {"sizes": [2, 1], "mixed_up_to": 0}},
