@@ -15,7 +15,7 @@ from engine.core.errors import InputError
 from sim.calibration.evaluate import KINDS, Fold, evaluate, fold_json, kinds
 from sim.calibration.fit import fit_steps, fit_tracking, leave_one_out
 from sim.calibration.pauses import fit_pauses, without_pauses
-from sim.calibration.profile import NoiseSource, Profile, Target, shape_fields
+from sim.calibration.profile import NoiseSource, Profile, Target, check_dense, shape_fields
 from sim.calibration.samples import Samples
 from sim.calibration.terms import VLLM_GRAPH_SIZES, Graphs
 from sim.models import ModelShape
@@ -123,7 +123,12 @@ def noise_of(log: Samples, fold: Fold, graphs: Graphs) -> NoiseSource:
 
 
 def target_of(model: ModelShape, hardware: str, dtype: str, tp: int, engine: str) -> Target:
-    """What the profile will hold for."""
+    """What the profile will hold for.
+
+    Raises:
+        ConfigError: the model is a mixture of experts.
+    """
+    check_dense(model)
     return Target({"name": model.name, **shape_fields(model)}, hardware, dtype, tp, engine)
 
 

@@ -14,7 +14,7 @@ from engine.core.errors import ConfigError, InputError
 from sim.calibration.evaluate import KINDS
 from sim.calibration.terms import HOST_TERMS, STEP_TERMS, Graphs, Term
 from sim.hardware import Hardware
-from sim.models import ModelShape
+from sim.models import ModelShape, MoeShape
 
 FORMAT = "lockstep-profile"
 VERSION = 2
@@ -93,7 +93,7 @@ class Profile:
         shape = shape_fields(model)
         differing = [key for key, value in shape.items() if target.model.get(key) != value]
         checks = (
-            ("model", target.model.get("name"), model.name, bool(differing)),
+            ("model", target.model.get("name"), model.name, bool(differing) or _is_mixture(model)),
             ("dtype", target.dtype, f"{model.dtype_bytes} bytes", dtype_bytes != model.dtype_bytes),
             ("hardware", target.hardware, hardware.name, target.hardware != hardware.name),
             ("tp", target.tp, tp, target.tp != tp),
@@ -118,6 +118,18 @@ def shape_fields(model: ModelShape) -> dict[str, Any]:
     names = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim",
              "intermediate_size", "vocab_size", "tied_embeddings")  # fmt: skip
     return {name: getattr(model, name) for name in names}
+
+
+def _is_mixture(model: ModelShape) -> bool:
+    return isinstance(model, MoeShape)
+
+
+def check_dense(model: ModelShape) -> None:
+    """Raises ConfigError for a mixture of experts: no term of a profile depends on its experts."""
+    if _is_mixture(model):
+        raise ConfigError(
+            "model", model.name, "profiles are of dense models; `calibrate-requests` takes mixtures"
+        )
 
 
 def save_profile(profile: Profile, path: Path) -> None:

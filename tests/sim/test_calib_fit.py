@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cli import main
-from engine.core import InputError
+from engine.core import ConfigError, InputError
 from sim.calibration.build import calibrate, graphs_of, target_of
 from sim.calibration.fit import fit_steps, leave_one_out
 from sim.calibration.profile import load_profile, parse_profile, save_profile, shipped_profiles
@@ -27,7 +28,7 @@ from sim.calibration.samples import read_samples
 from sim.calibration.terms import VLLM_GRAPH_SIZES, Graphs
 from sim.cost.physics import Physics
 from sim.hardware import hardware_named
-from sim.models import model_named
+from sim.models import MoeShape, model_named
 
 (PROFILE,) = shipped_profiles()
 MODEL, HARDWARE = model_named("qwen3-8b"), hardware_named("h200")
@@ -132,6 +133,15 @@ class TestProfile:
         assert f"made for {what}" in message
         assert message.count("\n") == 1
         assert not (tmp_path / "out").exists()
+
+    def test_a_mixture_of_experts_is_refused(self, tmp_path):
+        """Even with the dense fields of the profile's model."""
+        fields = {f.name: getattr(MODEL, f.name) for f in dataclass_fields(MODEL)}
+        mixture = MoeShape(**fields, num_experts=8, experts_per_token=2, moe_intermediate_size=768)
+        assert PROFILE.fits(MODEL, HARDWARE, 1)
+        assert not PROFILE.fits(mixture, HARDWARE, 1)
+        with pytest.raises(ConfigError, match="dense"):
+            target_of(mixture, "h200", "bfloat16", 1, "")
 
     def test_another_dtype_is_refused(self):
         with pytest.raises(InputError, match="made for dtype bfloat16"):
