@@ -118,6 +118,7 @@ class Driver:
         """Does a stretch of decodes with `run_decode` if the target can and nothing is open."""
         if self.target.has_work and not self._open and hasattr(self.target, "run_decode"):
             run_ahead(self, want)
+            self._settled()
 
     def open(self) -> PlanView | None:
         """Schedules a step that stays open."""

@@ -152,7 +152,8 @@ class Scheduler:
         if self._is_unsteady(record) or not self.policy.admits_none(state, len(plan.decode)):
             return 1
         limit = decodes.next_limit()
-        assert limit is not None, "L3: every member has a limit"
+        if limit is None:
+            return 1  # an empty step: without `reject_impossible` a request may never fit
         horizon = limit - decodes.clock + 1
         free = state.manager.pool.num_free
         for steps in range(1, horizon):
