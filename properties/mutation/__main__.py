@@ -1,6 +1,7 @@
 """`python -m properties.mutation`: runs mutmut on the kernel and writes the record.
 
 Mutmut works in a copy of what it needs, in out/mutation, and goes on there if it was stopped.
+`--files step plan` mutates some files only, in a folder of their own, and leaves the record alone.
 """
 
 from __future__ import annotations
@@ -12,21 +13,30 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
+from collections.abc import Collection
 from importlib.metadata import version
 from pathlib import Path
 
 from properties.failures import commit
 from properties.mutation.equivalents import EQUIVALENT, change_in
+from properties.mutation.getters import as_functions
 
 ROOT = Path(__file__).resolve().parents[2]
 MUTATED = (
     "block_manager",
     "block_pool",
+    "decode_set",
     "free_list",
     "hashing",
+    "lifecycle",
+    "plan",
     "policies",
     "scheduler",
+    "sequence",
+    "state",
+    "step",
 )
 RECORD = ROOT / "properties" / "records" / "mutation.json"
 SETTINGS = """[mutmut]
@@ -54,7 +64,7 @@ do_not_mutate_patterns=
 """
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, files: Collection[str]) -> None:
     """Copies kernel and suite, and writes mutmut's settings."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("engine/core", "properties"):
@@ -68,7 +78,10 @@ def prepare(folder: Path) -> None:
     scenarios = Path("tests", "core", "test_scenarios.py")
     shutil.copy(ROOT / scenarios, folder / scenarios)
     shutil.copy(ROOT / "engine" / "__init__.py", folder / "engine" / "__init__.py")
-    mutated = "\n".join(f"    engine/core/{name}.py" for name in MUTATED)
+    for name in files:
+        path = folder / "engine" / "core" / f"{name}.py"
+        path.write_text(as_functions(path.read_text()))
+    mutated = "\n".join(f"    engine/core/{name}.py" for name in files)
     (folder / "setup.cfg").write_text(SETTINGS.format(mutated=mutated))
     (folder / "conftest.py").write_text("")
     (folder / "commit.txt").write_text(commit())
@@ -103,7 +116,15 @@ def change_of(folder: Path, name: str) -> tuple[str, str, str]:
     return change_in(name, shown.stdout)
 
 
-def report(folder: Path) -> dict[str, object]:
+def add_wall_time(folder: Path, seconds: float = 0.0) -> float:
+    """Seconds that all runs in a folder took together; a run that was stopped is not counted."""
+    path = folder / "wall_s.txt"
+    total = seconds + (float(path.read_text()) if path.exists() else 0.0)
+    path.write_text(f"{total:.1f}\n")
+    return total
+
+
+def report(folder: Path, files: Collection[str], jobs: int) -> dict[str, object]:
     """The record: counts, the raw score, and the score without justified equivalents."""
     found = outcomes(folder)
     counts = Counter(found.values())
@@ -122,7 +143,9 @@ def report(folder: Path) -> dict[str, object]:
         "commit": (folder / "commit.txt").read_text().strip(),
         "python": platform.python_version(),
         "mutmut": version("mutmut"),
-        "files": [f"engine/core/{name}.py" for name in MUTATED],
+        "files": [f"engine/core/{name}.py" for name in files],
+        "jobs": jobs,
+        "wall_s": round(add_wall_time(folder)),
         "mutants": len(found),
         "judged": judged,
         "outcomes": dict(counts),
@@ -134,33 +157,45 @@ def report(folder: Path) -> dict[str, object]:
     }
 
 
+def run(folder: Path, files: Collection[str], jobs: int, names: Collection[str]) -> None:
+    """Runs mutmut on `names`, or on whatever it has not judged yet."""
+    prepare(folder, files)
+    began = time.monotonic()
+    subprocess.run(
+        [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *names],
+        cwd=folder,
+        check=True,
+    )
+    add_wall_time(folder, time.monotonic() - began)
+
+
 def main() -> int:
     """Runs mutmut and reports; exit code 1 if a mutant survived without a justification."""
     parser = argparse.ArgumentParser(prog="python -m properties.mutation")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--folder", type=Path, default=ROOT / "out" / "mutation")
+    parser.add_argument("--folder", type=Path, help="default: out/mutation, one more per --files")
+    parser.add_argument("--files", nargs="+", choices=MUTATED, default=list(MUTATED))
     parser.add_argument("--only-report", action="store_true", help="write the record again")
     parser.add_argument("--retry", action="store_true", help="run what is not killed yet again")
-    parser.add_argument("names", nargs="*", help="mutants to run, default: all")
+    parser.add_argument("--names", nargs="*", default=[], help="mutants to run, default: all")
     args = parser.parse_args()
+    is_whole = set(args.files) == set(MUTATED)
+    suffix = "" if is_whole else "-" + "-".join(sorted(args.files))
+    folder = args.folder or ROOT / "out" / f"mutation{suffix}"
     if args.retry:
-        last = outcomes(args.folder)
+        last = outcomes(folder)
         args.names = [name for name, status in last.items() if status not in ("killed", "timeout")]
     if not args.only_report:
-        prepare(args.folder)
-        subprocess.run(
-            [sys.executable, "-m", "mutmut", "run", "--max-children", str(args.jobs), *args.names],
-            cwd=args.folder,
-            check=True,
-        )
-    record = report(args.folder)
-    RECORD.parent.mkdir(exist_ok=True)
-    RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+        run(folder, args.files, args.jobs, args.names)
+    record = report(folder, args.files, args.jobs)
+    path = RECORD if is_whole else folder / "record.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     survivors = record["survivors"]
     assert isinstance(survivors, dict)
     print(
         f"{record['killed']} of {record['judged']} mutants killed (raw {record['raw_score']:.1%}, "
-        f"without equivalents {record['adjusted_score']:.1%}); {RECORD.relative_to(ROOT)}"
+        f"without equivalents {record['adjusted_score']:.1%}); {path}"
     )
     for name, change in survivors.items():
         print(f"alive: {name}: {change}")

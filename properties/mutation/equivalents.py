@@ -7,6 +7,8 @@ survives is a hole.
 
 from __future__ import annotations
 
+from properties.mutation.getters import GETTER
+
 # (function, line before, line after) -> why nobody can tell them apart
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
@@ -195,7 +197,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
 def function_of(mutant: str) -> str:
     """`Class.method` or `function` of a mutant's name as mutmut gives it."""
     mangled = mutant.rpartition(".")[2].partition("__mutmut_")[0]
-    return mangled.removeprefix("xǁ").removeprefix("x_").replace("ǁ", ".")
+    name = mangled.removeprefix("xǁ").removeprefix("x_").replace("ǁ", ".")
+    return name.replace(f".{GETTER}", ".")
 
 
 def change_in(mutant: str, diff: str) -> tuple[str, str, str]:

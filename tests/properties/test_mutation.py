@@ -1,6 +1,7 @@
 """The mutation run's bookkeeping: equivalents are matched by their exact change."""
 
 from properties.mutation.equivalents import EQUIVALENT, change_in, function_of
+from properties.mutation.getters import as_functions
 
 ABORT = "engine.core.scheduler.xǁSchedulerǁabort__mutmut_3"
 DIFF = """--- engine/core/scheduler.py
@@ -39,3 +40,40 @@ def test_every_justification_names_a_line_of_the_kernel():
 def test_functions_are_read_from_the_names_of_mutants():
     assert function_of(ABORT) == "Scheduler.abort"
     assert function_of("engine.core.policies.x_admit__mutmut_1") == "admit"
+
+
+MODULE = '''from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    sides: tuple[int, int]
+
+    @property
+    def area(self) -> int:
+        """Says so."""
+        return self.sides[0] * self.sides[1]
+
+    def double(self) -> int:
+        return 2 * self.area
+
+    @property
+    def pair(self):
+        yield from self.sides
+'''
+
+
+def test_properties_become_functions_that_read_the_same():
+    changed = as_functions(MODULE)
+    assert "@property" not in changed
+    assert "@dataclass" in changed
+    space: dict[str, type] = {}
+    exec(compile(changed, "box", "exec"), space)
+    box = space["Box"]((2, 3))
+    assert (box.area, box.double(), [*box.pair]) == (6, 12, [2, 3])
+    assert function_of("box.xǁBoxǁ_getter_of_area__mutmut_2") == "Box.area"
+
+
+def test_a_module_without_properties_stays_as_it_is():
+    plain = "def f(x: int) -> int:\n    return x\n"
+    assert as_functions(plain) == plain

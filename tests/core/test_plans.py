@@ -1,0 +1,69 @@
+"""What a plan tells its runner: ids of chunks, sizes and places in the batch."""
+
+import pytest
+
+from engine.core import KernelConfig, Prompt, Request, Scheduler
+
+POLICIES = ("mixed", "prefill_first")
+
+
+def make(policy="mixed", **options):
+    sizes = {"num_blocks": 16, "max_model_len": 64, "block_size": 2, "max_num_batched_tokens": 32}
+    return Scheduler(KernelConfig(policy=policy, **{**sizes, **options}))
+
+
+def drive(scheduler, tokens, next_token=1000):
+    """Runs to the end with a new token per sample and yields each plan before its commit.
+
+    `tokens` are all tokens of each request, written down from outside.
+    """
+    while scheduler.has_work:
+        plan = scheduler.schedule()
+        yield plan
+        sampled = list(plan.sampled_ids)
+        scheduler.commit(plan, range(next_token, next_token + len(sampled)))
+        for name in sampled:
+            tokens[name].append(next_token)
+            next_token += 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_chunks_hand_over_the_tokens_at_their_positions_also_when_they_recompute_outputs(policy):
+    kinds = set()
+    for budget in (2, 3, 5, 32):
+        scheduler = make(
+            policy,
+            num_blocks=6,
+            max_num_batched_tokens=budget,
+            enable_prefix_caching=False,
+            max_num_seqs=3,
+        )
+        tokens = {name: [10 * name + i for i in range(2 + name)] for name in range(3)}
+        lengths = {name: len(known) for name, known in tokens.items()}
+        for name, known in tokens.items():
+            scheduler.add(Request(name, Prompt(known), 9 - name))
+        for plan in drive(scheduler, tokens):
+            for chunk in plan.chunks:
+                first, stop = chunk.first_position, chunk.first_position + chunk.num_tokens
+                assert list(chunk.token_ids) == tokens[chunk.request_id][first:stop]
+                assert len(chunk.token_ids) == chunk.num_tokens
+                prompt = lengths[chunk.request_id]
+                kinds.add("prompt" if stop <= prompt else "both" if first < prompt else "outputs")
+    assert kinds == {"prompt", "both", "outputs"}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_plan_is_pure_decode_exactly_if_no_entry_is_a_prompt(policy):
+    scheduler = make(policy, max_num_batched_tokens=5)
+    scheduler.add(Request(0, Prompt([1, 2]), 6))
+    seen = set()
+    tokens = {0: [1, 2], 1: list(range(50, 58))}
+    for plan in drive(scheduler, tokens):
+        if plan.step == 1:
+            scheduler.add(Request(1, Prompt(tokens[1]), 2))
+        kinds = [entry.is_decode for entry in plan.entries]
+        assert plan.is_pure_decode is all(kinds)
+        assert plan.num_entries == len(kinds)
+        seen.add((any(kinds), all(kinds)))
+    assert {(True, True), (False, False)} <= seen
+    assert ((True, False) in seen) is (policy == "mixed")
