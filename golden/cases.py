@@ -50,11 +50,11 @@ class ModelCase:
     # large vocabulary give flat logits, whose best two are too close to judge a token by.
     head_tail: float | None = None
     head_scale: float = 1.0  # keeps the largest logits, and so KL, in the usual range
-    # Factor of the matrices that write to the residual stream, as initialisers of deep models
-    # have it, and the embedding's own deviation. Without them the layers drown the embedding and
-    # amplify every rounding error on its way up, until few gaps are wide against the error.
-    branch_scale: float = 1.0
-    embedding_std: float | None = None
+    branch_scale: float = 1.0  # factor of the matrices that write to the residual stream
+    embedding_std: float | None = None  # None: like any other weight
+    # Deviation of an untied head whose row t + 1 points where the embedding of t points: then
+    # what is left of the embedding in the residual stream speaks for one token.
+    head_from_embedding: float | None = None
 
 
 def _tiny(name: str, family: str, **changes: object) -> ModelCase:
@@ -122,17 +122,14 @@ def qwen3_shape(name: str, layers: int | None = None) -> ModelCase:
     }
     if layers is not None:
         settings["num_hidden_layers"] = layers
-    tied = bool(settings["tie_word_embeddings"])
-    return ModelCase(
-        name,
-        "Qwen3",
-        settings,
-        weight_std=0.02,
-        head_tail=4.0,
-        head_scale=0.3 if tied else 0.1,
-        branch_scale=(2 * settings["num_hidden_layers"]) ** -0.5,
-        embedding_std=None if tied else 1.0,  # a tied head's rows are the embedding's
-    )
+    return ModelCase(name, "Qwen3", settings, weight_std=0.02, **_CONSTRUCTIONS[name])
+
+
+# How the large shapes get gaps that are wide against the error; docs/numerics.md compares.
+_CONSTRUCTIONS: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": {"head_tail": 4.0, "head_scale": 0.3, "branch_scale": 56**-0.5},
+    "qwen3-8b": {"embedding_std": 2.0, "head_from_embedding": 0.01},
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,13 @@ def _parser() -> argparse.ArgumentParser:
     gpu.add_argument("--tiny", action="store_true", help="small shapes: a test of the run itself")
     gpu.add_argument("--quick", action="store_true", help="bfloat16 only, and no 8B shape")
     gpu.add_argument("--tp", type=int, default=1, metavar="N", help="also run N ranks (default 1)")
+    gpu.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        choices=("qwen3-0.6b", "qwen3-8b"),
+        help="only this large shape, and nothing else; may be given twice",
+    )
     explain = verbs.add_parser("explain", help="a small experiment, printed step by step")
     explain.add_argument("topic", choices=EXPLAIN_TOPICS)
     report = verbs.add_parser("report", help="a record as a Markdown or HTML table")
@@ -70,11 +77,13 @@ def _gpu(args: argparse.Namespace) -> int:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if count < args.tp:
             raise ConfigError("tp", args.tp, f"there are {count} CUDA devices")
-    plan = GpuPlan(args.device, args.tiny, args.quick, args.tp, args.smollm2)
+    shapes = tuple(args.shape)
+    plan = GpuPlan(args.device, args.tiny, args.quick, args.tp, args.smollm2, shapes)
     flags = [name for name in ("tiny", "quick") if getattr(args, name)]
     command = " ".join(["lockstep golden gpu", *(f"--{flag}" for flag in flags)])
     if args.device != "cuda":
         command += f" --device {args.device}"
+    command += "".join(f" --shape {shape}" for shape in shapes)
     if args.tp > 1:
         command += f" --tp {args.tp}"
     return _finish(args, gpu_results(plan), command, args.device)

@@ -36,6 +36,7 @@ from golden.results import Case, CaseResult, judged, run_case, skipped
 from golden.smollm2 import Variant, each_dtype, smollm2_results, unpack
 from golden.tensor_parallel import full_weights, load_shards, rank_results, shard_result
 
+SHAPES = ("qwen3-0.6b", "qwen3-8b")
 DTYPES = (torch.bfloat16, torch.float16)
 # Lengths around the block and chunk boundaries of both backends; the last shares its prefix.
 SHAPE_LENGTHS = (1, 17, 255, 256, 300, 700)
@@ -58,6 +59,7 @@ class GpuPlan:
     quick: bool = False
     tp: int = 1
     smollm2: Path | None = None
+    shapes: tuple[str, ...] = ()  # only these large shapes, and nothing else
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
@@ -99,6 +101,11 @@ def gpu_results(plan: GpuPlan) -> Iterator[CaseResult]:
 
 def gpu_cases(plan: GpuPlan, scratch: Path) -> Iterator[tuple[str, str, Case]]:
     """Every case by group and name; small ones first, so that an early end still tells much."""
+    if plan.shapes:
+        for shape in plan.shapes:
+            yield shape, shape, partial(_shape, plan, scratch, shape)
+        yield "tensor parallel", "ranks", partial(_ranks, plan, scratch)
+        return
     for dtype in plan.dtypes:
         yield "components", str(dtype), partial(_components, plan, dtype)
     yield "sampler", "sampler", lambda: sampler_results(torch.device(plan.device))
@@ -256,8 +263,10 @@ def _ranks(plan: GpuPlan, scratch: Path) -> Iterator[CaseResult]:
     if plan.tp == 1:
         yield skipped("tensor parallel", "ranks", "not asked for (--tp N)")
         return
-    yield from _ranks_of(plan, scratch, "qwen3-0.6b", plan.dtypes, list(plan.backends))
-    if not plan.quick:
+    shapes = plan.shapes or SHAPES
+    if "qwen3-0.6b" in shapes:
+        yield from _ranks_of(plan, scratch, "qwen3-0.6b", plan.dtypes, list(plan.backends))
+    if "qwen3-8b" in shapes and not plan.quick:
         # Writing and loading 16 GB takes its time: one dtype, one backend.
         yield from _ranks_of(plan, scratch, "qwen3-8b", plan.dtypes[:1], ["triton"])
 

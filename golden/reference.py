@@ -53,6 +53,9 @@ def random_hf_model(case: ModelCase, seed: int, device: torch.device | str = "cp
             lengths = torch.rand(parameter.shape[0], generator=generator, device=parameter.device)
             lengths = lengths.clamp(min=1e-6).pow(-1 / case.head_tail) * case.head_scale
             parameter.mul_(lengths[:, None])
+        if case.head_from_embedding is not None and name == head:
+            embedding = model.get_parameter("model.embed_tokens.weight")
+            parameter.copy_(embedding.roll(1, 0) * (case.head_from_embedding / embedding.std()))
         parameter.copy_(parameter.to(torch.bfloat16))
     return model.eval()
 
