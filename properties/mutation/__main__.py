@@ -38,6 +38,7 @@ MUTATED = (
     "state",
     "step",
 )
+TESTS = ("test_decode_runs", "test_plans", "test_scenarios", "test_scheduler")  # of tests/core
 RECORD = ROOT / "properties" / "records" / "mutation.json"
 SETTINGS = """[mutmut]
 source_paths=engine
@@ -55,7 +56,7 @@ pytest_add_cli_args=
 pytest_add_cli_args_test_selection=
     properties/mutation/killers.py
     properties/test_horizon.py
-    tests/core/test_scenarios.py
+{tests}
 timeout_multiplier=4.0
 timeout_constant=5.0
 use_git_change_detection=false
@@ -75,14 +76,16 @@ def prepare(folder: Path, files: Collection[str]) -> None:
             ignore=shutil.ignore_patterns("__pycache__"),
         )
     (folder / "tests" / "core").mkdir(parents=True, exist_ok=True)
-    scenarios = Path("tests", "core", "test_scenarios.py")
-    shutil.copy(ROOT / scenarios, folder / scenarios)
+    tests = [f"tests/core/{name}.py" for name in TESTS]
+    for name in tests:
+        shutil.copy(ROOT / name, folder / name)
     shutil.copy(ROOT / "engine" / "__init__.py", folder / "engine" / "__init__.py")
     for name in files:
         path = folder / "engine" / "core" / f"{name}.py"
         path.write_text(as_functions(path.read_text()))
     mutated = "\n".join(f"    engine/core/{name}.py" for name in files)
-    (folder / "setup.cfg").write_text(SETTINGS.format(mutated=mutated))
+    selection = "\n".join(f"    {name}" for name in tests)
+    (folder / "setup.cfg").write_text(SETTINGS.format(mutated=mutated, tests=selection))
     (folder / "conftest.py").write_text("")
     (folder / "commit.txt").write_text(commit())
 
@@ -117,7 +120,7 @@ def change_of(folder: Path, name: str) -> tuple[str, str, str]:
 
 
 def add_wall_time(folder: Path, seconds: float = 0.0) -> float:
-    """Seconds that all runs in a folder took together; a run that was stopped is not counted."""
+    """Seconds that all runs in a folder took together."""
     path = folder / "wall_s.txt"
     total = seconds + (float(path.read_text()) if path.exists() else 0.0)
     path.write_text(f"{total:.1f}\n")
@@ -161,12 +164,14 @@ def run(folder: Path, files: Collection[str], jobs: int, names: Collection[str])
     """Runs mutmut on `names`, or on whatever it has not judged yet."""
     prepare(folder, files)
     began = time.monotonic()
-    subprocess.run(
-        [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *names],
-        cwd=folder,
-        check=True,
-    )
-    add_wall_time(folder, time.monotonic() - began)
+    try:
+        subprocess.run(
+            [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *names],
+            cwd=folder,
+            check=True,
+        )
+    finally:
+        add_wall_time(folder, time.monotonic() - began)
 
 
 def main() -> int:

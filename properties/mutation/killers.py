@@ -82,6 +82,44 @@ def test_decodes_behind_half_done_prompts(budget: int) -> None:
         run_workload(late_prompts(budget, threshold))
 
 
+def crowded_decodes(seed: int) -> Workload:
+    """More decodes than the budget of a step, with blocks due anywhere and sometimes too few."""
+    config = KernelConfig(
+        num_blocks=(24, 9, 7, 6)[seed % 4],
+        max_model_len=64,
+        block_size=1 + seed % 3,
+        max_num_seqs=6,
+        max_num_batched_tokens=2 + seed % 2,
+        policy="prefill_first",
+    )
+    operations: list[list[object]] = []
+    for name in range(5):
+        length = 1 + (seed // 2 + name) % 3
+        spec = {"id": name, "prompt": [name + i for i in range(length)], "max_tokens": 2 + name % 4}
+        operations += [["add", spec]]
+    return Workload(config, 5, (*operations, ["drain"]))
+
+
+def test_decodes_beyond_the_budget() -> None:
+    for seed in range(48):
+        run_workload(crowded_decodes(seed))
+
+
+def test_a_shortage_that_nobody_can_resolve_is_an_alarm_of_its_law() -> None:
+    scheduler = Scheduler(KernelConfig(num_blocks=4, max_model_len=16))
+    with pytest.raises(AssertionError, match=r"^T4: only running sequences ask for blocks$"):
+        scheduler.state.newest()
+
+
+def test_a_sequence_tells_its_state_in_messages() -> None:
+    scheduler = Scheduler(KernelConfig(num_blocks=4, max_model_len=16, block_size=2))
+    scheduler.add(Request("a", Prompt([1, 2, 3]), 3))
+    sequence = scheduler.state.sequences["a"]
+    assert repr(sequence) == "Sequence('a', 0 computed, 0 blocks)"
+    scheduler.schedule()
+    assert repr(sequence) == "Sequence('a', decoding, 2 blocks)"
+
+
 def test_the_free_list_knows_its_length() -> None:
     free = FreeList()
     for count, block in enumerate((3, 0, 7), start=1):

@@ -24,7 +24,8 @@ def test_the_horizon_is_whole_again_once_nobody_can_stop_any_more(policy, end):
     scheduler.add(Request(0, Prompt([1, 2]), 12))
     scheduler.add(Request(1, Prompt([3, 4]), 3, frozenset({7})))
     step(scheduler)
-    assert scheduler.decode_horizon(plan := scheduler.schedule()) == 1
+    plan = scheduler.schedule()
+    assert scheduler.decode_horizon(plan) == 1
     scheduler.commit(plan, [70, 70])
     if end == "abort":
         scheduler.abort(1)
