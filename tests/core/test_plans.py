@@ -1,5 +1,7 @@
 """What a plan tells its runner: ids of chunks, sizes and places in the batch."""
 
+from itertools import product
+
 import pytest
 
 from engine.core import KernelConfig, Prompt, Request, Scheduler
@@ -67,3 +69,25 @@ def test_a_plan_is_pure_decode_exactly_if_no_entry_is_a_prompt(policy):
         seen.add((any(kinds), all(kinds)))
     assert {(True, True), (False, False)} <= seen
     assert ((True, False) in seen) is (policy == "mixed")
+
+
+@pytest.mark.parametrize("threshold", [1, 3])
+def test_entries_are_in_running_order_wherever_half_done_prompts_lie_between_decodes(threshold):
+    mixtures = set()
+    for lengths in product((1, 12), repeat=6):
+        scheduler = make(num_blocks=64, max_num_seqs=6, long_prefill_token_threshold=threshold)
+        for name, length in enumerate(lengths):
+            scheduler.add(Request(name, Prompt([name] * length), 4))
+        computed = dict.fromkeys(range(6), 0)
+        while scheduler.has_work:
+            plan = scheduler.schedule()
+            entries = list(plan.entries)
+            assert [entry.request_id for entry in entries] == scheduler.running_ids()
+            mixtures.add("".join("d" if entry.is_decode else "c" for entry in entries))
+            for entry in entries:
+                assert entry.first_position == computed[entry.request_id]
+                computed[entry.request_id] += entry.num_tokens
+            finished = scheduler.commit(plan, [70] * len(plan.sampled_ids)).finished
+            for ended in finished:
+                del computed[ended.request_id]
+    assert {"ddcdcd", "dccdcc", "cdcdcd", "ccddcd"} <= mixtures
