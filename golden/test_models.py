@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from golden.canaries import CANARIES
-from golden.cases import TINY_MODELS, ModelCase, random_batch, tiny_model
+from golden.cases import TINY_MODELS, ModelCase, qwen3_shape, random_batch, tiny_model
+from golden.gpu import SHAPES
 from golden.models import Reference, engine_options, run_model
-from golden.reference import cast, random_hf_model
+from golden.reference import cast, hf_logits, random_hf_model
 from golden.smollm2 import Variant, smollm2_results
 from golden.suite import CPU_DTYPES, tiny_model_results, tiny_reference
 from golden.test_components import require_all
@@ -80,6 +81,30 @@ def test_a_deep_models_branches_are_scaled_down() -> None:
         scaled = "o_proj" in name or "down_proj" in name
         expected = 2.0 if "embed" in name else 0.02 if scaled else 0.1
         assert deviation == pytest.approx(expected, rel=0.1), name
+
+
+def test_a_pointing_head_speaks_for_the_token_after_the_one_read() -> None:
+    settings = {**tiny_model("qwen3-untied-bias-yarn").settings, "hidden_size": 128}
+    pointing = {"embedding_std": 8.0, "head_from_embedding": 0.1}
+    model = random_hf_model(ModelCase("pointing", "Qwen3", settings, 0.02, **pointing), 0)
+    embedding = model.get_parameter("model.embed_tokens.weight").detach()
+    head = model.get_parameter("lm_head.weight").detach()
+    assert float(head.std()) == pytest.approx(0.1, rel=0.1)
+    along = torch.cosine_similarity(head, embedding.roll(1, 0))
+    assert bool((along > 0.999).all())
+    assert float(torch.cosine_similarity(head, embedding).abs().mean()) < 0.2
+    tokens = list(range(3, 40))
+    best = hf_logits(model, tokens).argmax(-1).tolist()
+    assert best == [token + 1 for token in tokens[:-1]]
+
+
+def test_the_large_shapes_have_weights_that_decide() -> None:
+    for name in SHAPES:
+        case = qwen3_shape(name)
+        assert case.head_from_embedding or case.head_tail
+        # Only a head of its own can point anywhere.
+        tied = case.settings["tie_word_embeddings"]
+        assert (case.head_from_embedding is None) == tied
 
 
 @pytest.mark.timeout(900)

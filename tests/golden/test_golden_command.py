@@ -18,6 +18,7 @@ def run(*words):
         ("gpu", "--tp", "0", "--device", "cpu"),
         ("gpu", "--smollm2", "no-such-folder", "--device", "cpu"),
         ("run", "--report", "table.pdf"),
+        ("gpu", "--shape", "qwen3-70b", "--device", "cpu"),
         ("explain", "nothing"),
         ("report", "no-such-record.json"),
         (),
@@ -59,6 +60,17 @@ def test_sampling_experiment_ends_near_the_softmax():
             float(line.split(word)[1].split()[0].rstrip(",")) for word in ("race", "about")
         )
         assert race < 3 * expected
+
+
+def test_one_shape_can_be_run_alone(tmp_path, capsys):
+    path = tmp_path / "r.json"
+    words = ("gpu", "--device", "cpu", "--tiny", "--quick", "--shape", "qwen3-8b", "--out", path)
+    code = run(*words)
+    assert code == 0, capsys.readouterr().out[-3000:]
+    record = json.loads(path.read_text())
+    assert "--shape qwen3-8b" in record["command"]
+    groups = [case["group"] for case in record["cases"] if case["status"] == "pass"]
+    assert groups and set(groups) == {"qwen3-8b"}
 
 
 @pytest.mark.timeout(900)  # the ranks alone start four processes
