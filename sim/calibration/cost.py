@@ -21,8 +21,10 @@ from sim.calibration.terms import (
 from sim.cost.features import StepFeatures
 from sim.cost.physics import Physics
 
-# Beyond this share of steps outside the calibrated range a result is refused.
+# Beyond this share of steps outside the calibrated range a result is refused ...
 MAX_OUTSIDE = 0.05
+# ... and a run that has most of its first 1,000, 2,000, 4,000 ... steps outside is not waited for.
+FIRST_CHECK, EARLY_OUTSIDE = 1_000, 0.5
 # Less than a nanosecond of this many recent tokens' effect is left.
 _NEGLIGIBLE_TOKENS = 1e-3
 
@@ -52,6 +54,7 @@ class CalibratedCost:
     def __init__(self, profile: Profile, physics: Physics, noise: Noise | None = None) -> None:
         self.profile = profile
         self.num_steps = self.num_extrapolated = 0
+        self._next_check = FIRST_CHECK
         self._physics, self._noise = physics, noise
         self._graphs: Graphs = profile.graphs
         self._step_ns, self._host_ns = profile.step_ns, profile.host_ns
@@ -109,10 +112,17 @@ class CalibratedCost:
         return times
 
     def observe(self, features: StepFeatures, steps: int) -> None:
-        """Learns that a step, or that many steps of a decode run, have run."""
+        """Learns that a step, or that many steps of a decode run, have run.
+
+        Raises:
+            InputError: most steps so far were outside the calibrated range.
+        """
         self.num_steps += steps
         if self._is_outside(features, steps):
             self.num_extrapolated += steps
+        if self.num_steps >= self._next_check:
+            self._next_check = 2 * self.num_steps
+            self._refuse_above(EARLY_OUTSIDE)
         if self._noise is not None:
             kind = kind_of(self._graphs, features.num_tokens, bool(features.chunks))
             self._noise.advance(kind, steps)
@@ -131,11 +141,14 @@ class CalibratedCost:
 
     def check_range(self) -> None:
         """Raises InputError where too many steps were outside the calibrated range."""
-        if self.num_extrapolated > MAX_OUTSIDE * self.num_steps:
+        self._refuse_above(MAX_OUTSIDE)
+
+    def _refuse_above(self, limit: float) -> None:
+        if self.num_extrapolated > limit * self.num_steps:
             share = self.num_extrapolated / self.num_steps
             raise InputError(
-                f"cost=calibrated: {share:.1%} of the steps lie outside the range that"
-                f" {self.profile.path or 'the profile'} was calibrated in (up to"
+                f"cost=calibrated: {share:.1%} of {self.num_steps:,} steps lie outside the range"
+                f" that {self.profile.path or 'the profile'} was calibrated in (up to"
                 f" {self._range_text()}); at most {MAX_OUTSIDE:.0%} are allowed, use cost=roofline"
             )
 

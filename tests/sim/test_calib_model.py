@@ -162,8 +162,15 @@ class TestRange:
         model.check_range()
         assert model.num_extrapolated == 5
         model.observe(features(decodes=PROFILE.limits["sequences"] + 1), 5)
-        with pytest.raises(InputError, match=r"9\.5% of the steps lie outside"):
+        with pytest.raises(InputError, match=r"9\.5% of 105 steps lie outside"):
             model.check_range()
+
+    def test_a_run_that_is_mostly_outside_is_not_waited_for(self):
+        model, outside = cost(), features(context=PROFILE.limits["kv_tokens"] + 1)
+        model.observe(features(), 600)
+        model.observe(outside, 500)  # the first check: fewer than half
+        with pytest.raises(InputError, match="outside the range"):
+            model.observe(outside, 1_200)
 
     def test_every_limit_counts(self):
         tokens = PROFILE.limits["tokens"]
