@@ -53,6 +53,8 @@ pytest_add_cli_args=
     no:randomly
     -p
     no:cacheprovider
+    -p
+    properties.mutation.patience
 pytest_add_cli_args_test_selection=
     properties/mutation/killers.py
     properties/test_horizon.py

@@ -191,6 +191,82 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if offset < num_steps - 1 and self.state.decodes.is_uneventful():",
         "if offset < num_steps - 2 and self.state.decodes.is_uneventful():",
     ): "one more step is done the long way, with the same result",
+    (
+        "DecodeSet.join",
+        "if last is not None and last.serial > sequence.serial:",
+        "if last is not None and last.serial >= sequence.serial:",
+    ): "no two sequences have one serial, so the two are never equal",
+    (
+        "DecodeSet.detach",
+        "sequence.decoding = False",
+        "sequence.decoding = None",
+    ): "only the truth of the flag is read",
+    (
+        "DecodeSet.absorb_all",
+        "sequence.absorbed = 0",
+        "sequence.absorbed = None",
+    ): "it is only the start of a slice, and a slice from None begins at 0 as well",
+    (
+        "KernelState.preempt",
+        "sequence.preemptions += 1",
+        "sequence.preemptions = 1",
+    ): "only whether it is above 0 is read",
+    (
+        "KernelState.preempt",
+        "sequence.preemptions += 1",
+        "sequence.preemptions += 2",
+    ): "only whether it is above 0 is read",
+    (
+        "KernelState.run",
+        "self._next_serial += 1",
+        "self._next_serial += 2",
+    ): "serials are only compared with one another, so the distance between them is free",
+    (
+        "Chunk.token_ids",
+        'tokens = self.prompt.tokens(start, min(stop, known)) if start < known else array("q")',
+        "tokens = self.prompt.tokens(start, min(stop, known)) if (start < known) or True "
+        'else array("q")',
+    ): "positions behind the prompt give an empty array of the same kind",
+    (
+        "Chunk.token_ids",
+        'tokens = self.prompt.tokens(start, min(stop, known)) if start < known else array("q")',
+        'tokens = self.prompt.tokens(start, min(stop, known)) if start <= known else array("q")',
+    ): "no position lies between start and the end of the prompt, so the array is empty",
+    (
+        "Chunk.token_ids",
+        "if stop > known:",
+        "if stop >= known:",
+    ): "a chunk that ends with its prompt is extended by outputs 0 up to 0, which are none",
+    (
+        "Ending.reasons",
+        "for request_id, token_id in zip(sampled, token_ids, strict=True):",
+        "for request_id, token_id in zip(sampled, token_ids, strict=None):",
+    ): "the lengths were compared before, so strictness never matters",
+    (
+        "StepPlan.entries",
+        "for request_id, base in zip(decode.request_ids, decode.base_positions, strict=True):",
+        "for request_id, base in zip(decode.request_ids, decode.base_positions, strict=None):",
+    ): "both tuples are made from the same rows and cannot change",
+    (
+        "Ending.reasons",
+        "for request_id, token_id in zip(sampled, token_ids, strict=True):",
+        "for request_id, token_id in zip(sampled, token_ids, strict=False):",
+    ): "the lengths were compared before, so strictness never matters",
+    (
+        "StepPlan.entries",
+        "for request_id, base in zip(decode.request_ids, decode.base_positions, strict=True):",
+        "for request_id, base in zip(decode.request_ids, decode.base_positions, strict=False):",
+    ): "both tuples are made from the same rows and cannot change",
+    (
+        "Ending.reasons",
+        "for request_id, token_id in zip(sampled, token_ids, strict=True):",
+        "for request_id, token_id in zip(sampled, token_ids, ):",
+    ): "the lengths were compared before, so strictness never matters",
+    (
+        "StepPlan.entries",
+        "for request_id, base in zip(decode.request_ids, decode.base_positions, strict=True):",
+        "for request_id, base in zip(decode.request_ids, decode.base_positions, ):",
+    ): "both tuples are made from the same rows and cannot change",
 }
 
 
