@@ -13,7 +13,7 @@ from sim.svg import BOTTOM, COLOURS, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, grid
 
 MAX_POINTS = 1500
 # Figures and their units stay on one line.
-_CELLS = "td { white-space: nowrap; padding: .25rem .5rem; }"
+_CELLS = "td + td { white-space: nowrap; } td { padding: .25rem .5rem; }"
 
 
 def page(title: str, lead: str, sections: Mapping[str, str]) -> str:
