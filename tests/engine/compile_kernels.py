@@ -79,7 +79,7 @@ def compile_attention(heads, kv_heads, head_dim, page, dtype):
 def compile_layers(dtype):
     from types import SimpleNamespace
 
-    from engine.layers.kernels import activation, norm, qkv, race
+    from engine.layers.kernels import activation, all_reduce, norm, qkv, race
 
     longs, floats = meta(256, dtype=torch.int64), meta(256, dtype=torch.float32)
     rows, weight = meta(256, 1024, dtype=dtype), meta(1024, dtype=dtype)
@@ -94,6 +94,9 @@ def compile_layers(dtype):
         SimpleNamespace(slot_mapping=longs),
     )  # fmt: skip
     race.fused_race(meta(256, 151_936, dtype=dtype), floats, longs, longs)
+    race.fused_race_keys(meta(256, 75_968, dtype=dtype), floats, longs, longs, 75_968)
+    calls = meta(64, dtype=torch.int32)
+    all_reduce.one_shot_all_reduce(rows, longs[:2], calls, 1, 8 * 2**20)
 
 
 def compile_rows():
