@@ -38,7 +38,13 @@ MUTATED = (
     "state",
     "step",
 )
-TESTS = ("test_decode_runs", "test_plans", "test_scenarios", "test_scheduler")  # of tests/core
+TESTS = (  # of tests/core
+    "test_decode_runs",
+    "test_lifecycle",
+    "test_plans",
+    "test_scenarios",
+    "test_scheduler",
+)
 RECORD = ROOT / "properties" / "records" / "mutation.json"
 SETTINGS = """[mutmut]
 source_paths=engine

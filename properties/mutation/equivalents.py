@@ -267,6 +267,121 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "for request_id, base in zip(decode.request_ids, decode.base_positions, strict=True):",
         "for request_id, base in zip(decode.request_ids, decode.base_positions, ):",
     ): "both tuples are made from the same rows and cannot change",
+    (
+        "Step._plan_chunks",
+        "newest = rows[-1].serial if rows else 0",
+        "newest = rows[-1].serial if rows else 1",
+    ): "serials begin with 1, and without rows no row is older either way",
+    (
+        "Step._plan_chunks",
+        "if sequence.serial < newest:  # only with a long-prefill threshold",
+        "if sequence.serial <= newest:  # only with a long-prefill threshold",
+    ): "a sequence with a chunk is no row, so the two are never equal",
+    (
+        "Step._plan_chunks",
+        "older = sum(1 for row in rows if row.serial < sequence.serial)",
+        "older = sum(1 for row in rows if row.serial <= sequence.serial)",
+    ): "a sequence with a chunk is no row, so the two are never equal",
+    (
+        "DecodeSet.make_batch",
+        "sequence.absorbed = 0",
+        "sequence.absorbed = None",
+    ): "it is only the start of a slice, and a slice from None begins at 0 as well",
+    (
+        "DecodeSet.make_batch",
+        "self._generation += 1",
+        "self._generation += 2",
+    ): "generations only have to grow",
+    (
+        "DecodeSet.make_batch",
+        "self._stale = self._gapped = False",
+        "self._stale = self._gapped = None",
+    ): "only the truth of the flags is read",
+    (
+        "Sequence.__init__",
+        "self.num_sealed = 0  # leading blocks of the table that have a key",
+        "self.num_sealed = None  # leading blocks of the table that have a key",
+    ): "admission sets it before anybody reads it",
+    (
+        "Sequence.__init__",
+        "self.num_sealed = 0  # leading blocks of the table that have a key",
+        "self.num_sealed = 1  # leading blocks of the table that have a key",
+    ): "admission sets it before anybody reads it",
+    (
+        "Sequence.__init__",
+        "self.decoding = False",
+        "self.decoding = None",
+    ): "only the truth of the flag is read",
+    (
+        "Sequence.__init__",
+        "self.base = 0",
+        "self.base = None",
+    ): "it is read only while the sequence decodes, and joining the decode set sets it",
+    (
+        "Sequence.__init__",
+        "self.base = 0",
+        "self.base = 1",
+    ): "it is read only while the sequence decodes, and joining the decode set sets it",
+    (
+        "Sequence.__init__",
+        "self.row = 0",
+        "self.row = 1",
+    ): "whoever does not stand in that row of the batch absorbs nothing",
+    (
+        "Sequence.__init__",
+        "self.absorbed = 0",
+        "self.absorbed = None",
+    ): "it is read only of rows of the batch, and getting a row sets it",
+    (
+        "Sequence.__init__",
+        "self.absorbed = 0",
+        "self.absorbed = 1",
+    ): "it is read only of rows of the batch, and getting a row sets it",
+    (
+        "DecodeSet.__init__",
+        "self.clock = 0",
+        "self.clock = 1",
+    ): "only base + clock means anything, and bases are taken from the clock",
+    (
+        "DecodeSet.__init__",
+        "self.batch = NO_DECODES",
+        "self.batch = None",
+    ): "a step without rows books nothing, as a column or one by one",
+    (
+        "DecodeSet.__init__",
+        "self._stale = False  # whether members have changed since `batch` was made",
+        "self._stale = None  # whether members have changed since `batch` was made",
+    ): "the first step with rows makes a batch anyway, which sets it",
+    (
+        "DecodeSet.__init__",
+        "self._stale = False  # whether members have changed since `batch` was made",
+        "self._stale = True  # whether members have changed since `batch` was made",
+    ): "the first step with rows makes a batch anyway, which sets it",
+    (
+        "DecodeSet.__init__",
+        "self._gapped = False  # whether a row of `batch` was detached since then",
+        "self._gapped = None  # whether a row of `batch` was detached since then",
+    ): "only the truth of the flag is read",
+    (
+        "DecodeSet.__init__",
+        "self._gapped = False  # whether a row of `batch` was detached since then",
+        "self._gapped = True  # whether a row of `batch` was detached since then",
+    ): "nobody has a row before the first batch, which sets it",
+    (
+        "DecodeSet.__init__",
+        "self._generation = 0",
+        "self._generation = 1",
+    ): "generations only have to grow",
+    (
+        "DecodeSet.__init__",
+        "self._run: list[Seq[int]] | None = None  # the same, by row, during a run of steps",
+        'self._run: list[Seq[int]] | None = ""  # the same, by row, during a run of steps',
+    ): "nobody has a row before the first batch, which sets it",
+    (
+        "DecodeSet.__init__",
+        "self._run_steps = 0",
+        "self._run_steps = None",
+    ): "nobody has a row before the first batch, which sets it",
 }
 
 

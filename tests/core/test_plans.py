@@ -91,3 +91,25 @@ def test_entries_are_in_running_order_wherever_half_done_prompts_lie_between_dec
             for ended in finished:
                 del computed[ended.request_id]
     assert {"ddcdcd", "dccdcc", "cdcdcd", "ccddcd"} <= mixtures
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_generation_of_the_decode_part_grows_exactly_with_its_rows(policy):
+    """A runner that has seen a generation reuses all that it has built for its rows."""
+    scheduler = make(policy, num_blocks=9, max_num_seqs=4, max_num_batched_tokens=6)
+    tokens = {name: [10 * name + i for i in range(1 + name % 4)] for name in range(8)}
+    for name, known in tokens.items():
+        scheduler.add(Request(name, Prompt(known), 3 + 2 * name % 7))
+    rows, newest, num_kept = {}, 0, 0
+    for plan in drive(scheduler, tokens):
+        decode = plan.decode
+        if not len(decode):
+            continue
+        described = (decode.request_ids, decode.base_positions)
+        assert rows.setdefault(decode.generation, described) == described
+        assert decode.generation >= newest
+        num_kept += decode.generation == newest
+        newest = decode.generation
+    assert num_kept > 3
+    assert len(rows) > 5
+    assert min(rows) > 0
