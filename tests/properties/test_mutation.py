@@ -1,6 +1,7 @@
 """The mutation run's bookkeeping: equivalents are matched by their exact change."""
 
-from properties.mutation.equivalents import EQUIVALENT, change_in, function_of
+from properties.mutation.changes import change_in, function_of
+from properties.mutation.equivalents import EQUIVALENT
 from properties.mutation.getters import as_functions
 
 ABORT = "engine.core.scheduler.xǁSchedulerǁabort__mutmut_3"
