@@ -47,6 +47,7 @@ only_mutate=
 {mutated}
 also_copy=
     properties
+    conftest.py
 pytest_add_cli_args=
     -q
     -x
@@ -54,8 +55,6 @@ pytest_add_cli_args=
     no:randomly
     -p
     no:cacheprovider
-    -p
-    properties.mutation.patience
 pytest_add_cli_args_test_selection=
     properties/mutation/killers.py
     properties/test_horizon.py
@@ -89,7 +88,7 @@ def prepare(folder: Path, files: Collection[str]) -> None:
     mutated = "\n".join(f"    engine/core/{name}.py" for name in files)
     selection = "\n".join(f"    {name}" for name in tests)
     (folder / "setup.cfg").write_text(SETTINGS.format(mutated=mutated, tests=selection))
-    (folder / "conftest.py").write_text("")
+    shutil.copy(Path(__file__).with_name("patience.py"), folder / "conftest.py")
     (folder / "commit.txt").write_text(commit())
 
 
