@@ -9,7 +9,8 @@ import numpy as np
 
 from engine.core import ConfigError
 from sim.calibration.cost import CalibratedCost
-from sim.calibration.noise import Noise, levels
+from sim.calibration.noise import Noise, Replicate
+from sim.calibration.noise import replicates as shared_out
 from sim.metrics import Summary
 from sim.runs import RunPlan, simulate
 from sim.setup import Parts, build
@@ -33,9 +34,9 @@ def run_intervals(plan_of: Callable[[int], RunPlan], seed: int, replicates: int)
     values: dict[str, list[float]] = {}
     num_unstable = 0
     noisy = False
-    for replicate, level in enumerate(levels(replicates)):
-        plan = plan_of(seed + 1 + replicate)
-        parts = with_noise(build(plan.deployment, plan.seed), plan.seed, level)
+    for serial, replicate in enumerate(shared_out(replicates, seed)):
+        plan = plan_of(seed + 1 + serial)
+        parts = with_noise(build(plan.deployment, plan.seed), plan.seed, replicate)
         noisy = isinstance(parts.costs[0], CalibratedCost)
         summary = simulate(plan, parts).summary
         ours = summary["sim"]
@@ -57,14 +58,14 @@ def run_intervals(plan_of: Callable[[int], RunPlan], seed: int, replicates: int)
     }
 
 
-def with_noise(parts: Parts, seed: int, level: float) -> Parts:
+def with_noise(parts: Parts, seed: int, replicate: Replicate) -> Parts:
     """The same parts with calibrated costs that draw step errors; others stay as they are.
 
-    All replicas are off by the same `level`, since they share one profile.
+    All replicas are the same replicate, since they share one profile.
     """
     costs = tuple(
         CalibratedCost(
-            cost.profile, parts.physics, Noise(cost.profile.noise, 1009 * seed + index, level)
+            cost.profile, parts.physics, Noise(cost.profile.noise, 1009 * seed + index, replicate)
         )
         if isinstance(cost, CalibratedCost)
         else cost

@@ -61,7 +61,8 @@ class CalibratedCost:
         step = dict(zip(STEP_NAMES, profile.step_ns, strict=True))
         host = dict(zip(HOST_NAMES, profile.host_ns, strict=True))
         self._kv_ns = step["kv_read"] / 1e3
-        self._kv_shared_ns = self._kv_ns * (1 - SHARED_READ_COST)
+        shared_read_cost = SHARED_READ_COST if noise is None else noise.shared_read_cost
+        self._kv_shared_ns = self._kv_ns * (1 - shared_read_cost)
         self._sequence_ns, self._chunk_ns = step["sequence"], step["chunk"]
         self._chunk_kv_ns, self._pair_ns = step["chunk_kv"] / 1e3, step["chunk_pairs"] / 1e6
         self._recent_ns = step["recent"] / 1e3

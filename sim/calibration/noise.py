@@ -7,13 +7,42 @@ import random
 import statistics
 from bisect import bisect_left
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 from engine.core.errors import InputError
 from sim.calibration.profile import NoiseSource
+from sim.calibration.terms import SHARED_READ_COST, SHARED_READ_RANGE
 
 _ANGLES = 4096
+_GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """What is unknown about a further run as a whole.
+
+    `level` is the quantile of how far its steps are off; `shared_read_cost` is not in the profile
+    either, and depends on the engine's attention kernel.
+    """
+
+    level: float = 0.5
+    shared_read_cost: float = SHARED_READ_COST
+
+
+def replicates(count: int, seed: int) -> list[Replicate]:
+    """Replicates that share out both unknowns, and the pairs of them, evenly.
+
+    The points of a lattice: one unknown goes up in equal steps, the other one in steps of the
+    golden ratio, modulo 1, from a start that depends on the seed.
+    """
+    (low, high), start = SHARED_READ_RANGE, random.Random(seed).random()
+    found = []
+    for place in range(count):
+        share = (start + place * _GOLDEN_RATIO) % 1
+        found.append(Replicate((place + 0.5) / count, low + (high - low) * share))
+    return found
 
 
 class Noise:
@@ -21,11 +50,14 @@ class Noise:
 
     Runs differ from one another by more than their steps do. So a replicate draws one log, takes
     blocks of consecutive errors from it, and shifts them all, instead of by that log's own mean, by
-    what a further run may be off by: the quantile `level` of Student's prediction interval with the
-    spread of the logs' means. Replicates should share out the levels evenly, see `levels`.
+    what a further run may be off by: a quantile of Student's prediction interval with the spread of
+    the logs' means.
     """
 
-    def __init__(self, sources: tuple[NoiseSource, ...], seed: int, level: float = 0.5) -> None:
+    def __init__(
+        self, sources: tuple[NoiseSource, ...], seed: int, replicate: Replicate | None = None
+    ) -> None:
+        replicate = replicate or Replicate()
         usable = [source for source in sources if any(source.kinds)]
         if len(usable) < 2:
             raise InputError("the profile holds no held-out errors of two or more logs")
@@ -38,7 +70,8 @@ class Noise:
         count = len(usable)
         spread = statistics.stdev(source.mean for source in usable) * math.sqrt(1 + 1 / count)
         # The mean of the means is what fits to fewer logs were off by, not what this fit is.
-        self.shift = student_quantile(level, count - 1) * spread
+        self.shift = student_quantile(replicate.level, count - 1) * spread
+        self.shared_read_cost = replicate.shared_read_cost
         self._added = self.shift - source.mean
 
     def peek(self, kind: int, count: int) -> list[float]:
@@ -56,11 +89,6 @@ class Noise:
     def describe(self) -> Mapping[str, Any]:
         """Seed and log."""
         return {"seed": self._seed, "log": self._source.name}
-
-
-def levels(replicates: int) -> list[float]:
-    """Quantile levels that share out the interval from 0 to 1 evenly."""
-    return [(replicate + 0.5) / replicates for replicate in range(replicates)]
 
 
 def student_quantile(level: float, freedom: int) -> float:

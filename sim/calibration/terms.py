@@ -20,8 +20,10 @@ VLLM_GRAPH_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
 # Between two of these numbers of (padded) tokens the matrix products cost the same per token.
 TOKEN_KNOTS = (0, 8, 32, 64, 96, 128, 256, 512, 1024)
 # A KV block that several sequences share is read from the L2 cache after the first time. How much
-# less that costs than a read from memory is a property of the hardware; taken, not fitted.
+# less that costs than a read from memory depends on hardware and kernel; measured, not fitted
+# (benchmarks/records/h200_shared_kv.json): with blocks of 16 tokens, and over all kernels.
 SHARED_READ_COST = 0.6
+SHARED_READ_RANGE = (0.33, 0.87)
 
 
 @dataclass(frozen=True, slots=True)

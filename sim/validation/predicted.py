@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.calibration.cost import CalibratedCost
-from sim.calibration.noise import Noise, levels
+from sim.calibration.noise import Noise, replicates
 from sim.calibration.pauses import PausingCost
 from sim.calibration.profile import Profile
 from sim.cost.physics import Physics
@@ -48,19 +48,19 @@ def free_running(
 
 
 def intervals(
-    run: RecordedRun, profile: Profile, physics: Physics, replicates: int, seed: int
+    run: RecordedRun, profile: Profile, physics: Physics, count: int, seed: int
 ) -> Intervals:
     """Repeats the simulation with resampled step errors."""
     values: dict[str, list[float]] = {}
-    for replicate, level in enumerate(levels(replicates)):
-        noise = Noise(profile.noise, seed * 100_003 + replicate, level)
+    for serial, replicate in enumerate(replicates(count, seed)):
+        noise = Noise(profile.noise, seed * 100_003 + serial, replicate)
         outcome, _ = free_running(run, profile, physics, noise)
         for key, value in outcome.metrics().items():
             values.setdefault(key, []).append(value)
     bounds = {key: _bounds(column) for key, column in values.items()}
     medians = {key: float(np.median(column)) for key, column in values.items()}
     means = {key: float(np.mean(column)) for key, column in values.items()}
-    return Intervals(replicates, bounds, medians, means)
+    return Intervals(count, bounds, medians, means)
 
 
 def _bounds(column: Sequence[float]) -> tuple[float, float]:

@@ -7,11 +7,17 @@ import pytest
 from scipy import stats
 
 from engine.core import InputError
+from sim.calibration.cost import CalibratedCost
 from sim.calibration.evaluate import KINDS
-from sim.calibration.noise import Noise, levels, student_quantile
+from sim.calibration.noise import Noise, Replicate, replicates, student_quantile
 from sim.calibration.profile import shipped_profiles
+from sim.calibration.terms import SHARED_READ_RANGE
+from sim.cost.physics import Physics
+from sim.hardware import hardware_named
+from sim.models import model_named
 
 (PROFILE,) = shipped_profiles()
+PHYSICS = Physics(model_named("qwen3-8b"), hardware_named("h200"))
 
 
 def test_it_is_a_function_of_the_seed():
@@ -22,8 +28,8 @@ def test_it_is_a_function_of_the_seed():
 def test_replicates_differ_as_runs_do():
     """The spread of replicate means is at least that of the logs' means."""
     means = [
-        np.mean(Noise(PROFILE.noise, seed, level).peek(0, 4000))
-        for seed, level in enumerate(levels(200))
+        np.mean(Noise(PROFILE.noise, seed, replicate).peek(0, 4000))
+        for seed, replicate in enumerate(replicates(200, 0))
     ]
     logs = np.std([source.mean for source in PROFILE.noise], ddof=1)
     assert logs * 0.8 < np.std(means) < logs * 4
@@ -34,12 +40,12 @@ def test_the_shift_is_the_quantile_of_a_further_run():
     means = [source.mean for source in PROFILE.noise]
     for level in (0.05, 0.3, 0.5, 0.95):
         expected = stats.t.ppf(level, 4) * np.std(means, ddof=1) * np.sqrt(1 + 1 / 5)
-        assert Noise(PROFILE.noise, 3, level).shift == pytest.approx(expected, rel=1e-4)
+        assert Noise(PROFILE.noise, 3, Replicate(level)).shift == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 4, 30])
 def test_students_quantiles(freedom):
-    wanted = levels(41)
+    wanted = [(place + 0.5) / 41 for place in range(41)]
     found = [student_quantile(level, freedom) for level in wanted]
     assert found == pytest.approx(stats.t.ppf(wanted, freedom), rel=1e-4, abs=1e-6)
 
@@ -54,3 +60,27 @@ def test_every_kind_of_step_has_errors():
 def test_a_profile_of_one_log_has_none():
     with pytest.raises(InputError, match="no held-out errors"):
         Noise((), 0)
+
+
+def test_replicates_share_out_both_unknowns_and_their_pairs():
+    found = replicates(50, 3)
+    costs = np.array([one.shared_read_cost for one in found])
+    low, high = SHARED_READ_RANGE
+    assert [one.level for one in found] == pytest.approx([0.01 + 0.02 * i for i in range(50)])
+    assert low <= costs.min() < costs.max() <= high
+    assert np.diff(np.sort(costs)).max() < 2 * (high - low) / 50
+    for half in (costs[:25], costs[25:]):
+        assert np.median(half) == pytest.approx((low + high) / 2, abs=0.02)
+    assert replicates(50, 4) != found
+
+
+def test_a_shared_read_costs_what_the_replicate_says():
+    context, shared = 60_000, 20_000
+    times = [
+        CalibratedCost(
+            PROFILE, PHYSICS, Noise(PROFILE.noise, 1, Replicate(shared_read_cost=share))
+        ).decode_run_ns(30, context, 1, shared)[0]
+        for share in (0.4, 0.6, 1.0)
+    ]
+    assert times[0] < times[1] < times[2]
+    assert (times[2] - times[1]) / (times[1] - times[0]) == pytest.approx(2, rel=1e-3)
