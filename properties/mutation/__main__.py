@@ -40,6 +40,7 @@ MUTATED = (
     "step",
 )
 TESTS = ("test_decode_runs", "test_plans", "test_scenarios", "test_scheduler")  # of tests/core
+KILLED = ("killed", "timeout", "segfault")
 RECORD = ROOT / "properties" / "records" / "mutation.json"
 SETTINGS = """[mutmut]
 source_paths=engine
@@ -129,11 +130,17 @@ def add_wall_time(folder: Path, seconds: float = 0.0) -> float:
     return total
 
 
-def report(folder: Path, files: Collection[str], jobs: int) -> dict[str, object]:
-    """The record: counts, the raw score, and the score without justified equivalents."""
+def report(
+    folder: Path, files: Collection[str], jobs: int, later: Path | None = None
+) -> dict[str, object]:
+    """The record: counts, the raw score, and the score without justified equivalents.
+
+    `later` is the folder of a run that tried survivors again with tests that came after `folder`'s;
+    those it kills are named apart and count in `adjusted_score` only.
+    """
     found = outcomes(folder)
     counts = Counter(found.values())
-    killed = counts["killed"] + counts["timeout"] + counts["segfault"]
+    killed = sum(counts[status] for status in KILLED)
     alive = [name for name, status in found.items() if status in ("survived", "no tests")]
     changes = {name: change_of(folder, name) for name in sorted(alive)}
     equivalent = {
@@ -142,8 +149,10 @@ def report(folder: Path, files: Collection[str], jobs: int) -> dict[str, object]
     holes = {
         name: " -> ".join(change[1:]) for name, change in changes.items() if name not in equivalent
     }
+    again = outcomes(later) if later else {}
+    closed = {name: holes.pop(name) for name in [*holes] if again.get(name) in KILLED}
     judged = killed + len(alive)
-    return {
+    record: dict[str, object] = {
         "command": "make mutate",
         "commit": (folder / "commit.txt").read_text().strip(),
         "python": platform.python_version(),
@@ -157,9 +166,13 @@ def report(folder: Path, files: Collection[str], jobs: int) -> dict[str, object]
         "killed": killed,
         "raw_score": round(killed / max(1, judged), 4),
         "equivalent": equivalent,
-        "adjusted_score": round(killed / max(1, judged - len(equivalent)), 4),
+        "adjusted_score": round((killed + len(closed)) / max(1, judged - len(equivalent)), 4),
         "survivors": holes,
     }
+    if later:
+        commit_later = (later / "commit.txt").read_text().strip()
+        record["killed_later"] = {"commit": commit_later, "mutants": closed}
+    return record
 
 
 def run(folder: Path, files: Collection[str], jobs: int, names: Collection[str]) -> None:
@@ -183,6 +196,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="default: out/mutation, one more per --files")
     parser.add_argument("--files", nargs="+", choices=MUTATED, default=list(MUTATED))
     parser.add_argument("--only-report", action="store_true", help="write the record again")
+    parser.add_argument("--later", type=Path, help="folder of a run that tried survivors again")
     parser.add_argument("--retry", action="store_true", help="run what is not killed yet again")
     parser.add_argument("--names", nargs="*", default=[], help="mutants to run, default: all")
     args = parser.parse_args()
@@ -191,10 +205,10 @@ def main() -> int:
     folder = args.folder or ROOT / "out" / f"mutation{suffix}"
     if args.retry:
         last = outcomes(folder)
-        args.names = [name for name, status in last.items() if status not in ("killed", "timeout")]
+        args.names = [name for name, status in last.items() if status not in KILLED]
     if not args.only_report:
         run(folder, args.files, args.jobs, args.names)
-    record = report(folder, args.files, args.jobs)
+    record = report(folder, args.files, args.jobs, args.later)
     path = RECORD if is_whole else folder / "record.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")

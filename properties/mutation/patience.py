@@ -1,4 +1,4 @@
-"""The copy's conftest: it limits each test's processor time, so that an endless mutant costs seconds.
+"""The copy's conftest: limits each test's processor time, so that an endless mutant costs seconds.
 
 Mutmut's own limit is one for all tests of a mutant together, and grows with each of them.
 """
