@@ -52,7 +52,7 @@ def run_intervals(plan_of: Callable[[int], RunPlan], seed: int, replicates: int)
     return {
         "replicates": replicates,
         "level": (BOUNDS[1] - BOUNDS[0]) / 100,
-        "resampled": ["seed", "step errors"] if noisy else ["seed"],
+        "resampled": ["seed", "step errors", "cost of shared reads"] if noisy else ["seed"],
         "unstable_replicates": num_unstable,
         "bounds": bounds,
     }

@@ -88,7 +88,7 @@ def fact_rows(summary: Summary) -> list[list[str]]:
         rows.append([f"goodput ({slos} ms)", f"{number(summary['request_goodput'])} req/s"])
     intervals = sim.get("intervals")
     if intervals:
-        made = f"{intervals['replicates']} replicates: {' and '.join(intervals['resampled'])}"
+        made = f"{intervals['replicates']} replicates: {', '.join(intervals['resampled'])}"
         rows.append([f"[ ] {intervals['level']:.0%} intervals", made])
     rows += [
         ["KV utilisation, mean / peak", _pair(sim, "mean_kv_utilisation", "peak_kv_utilisation")],

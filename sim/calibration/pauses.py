@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.calibration.cost import CalibratedCost
 from sim.calibration.evaluate import LEAST_PAUSE_NS, Fit, kinds, predict
 from sim.calibration.profile import Pauses
-from sim.calibration.samples import Floats, Samples
+from sim.calibration.samples import Samples
 from sim.calibration.terms import Graphs
 from sim.cost.features import StepFeatures
 
@@ -71,9 +72,9 @@ def fit_pauses(logs: Sequence[Samples], fit: Fit, graphs: Graphs) -> Pauses | No
     )
 
 
-def without_pauses(log: Samples, fit: Fit, graphs: Graphs) -> Floats:
+def without_pauses(log: Samples, fit: Fit, graphs: Graphs) -> NDArray[np.bool_]:
     """Mask of the steps that no pause fell into."""
-    kept = np.ones(len(log), dtype=bool)
+    kept = np.ones(len(log), dtype=np.bool_)
     kept[list(find_pauses(log, fit, graphs).steps)] = False
     return kept
 

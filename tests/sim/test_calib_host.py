@@ -10,6 +10,7 @@ from calib_testing import make_log, make_recording, make_workload
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.core import InputError
 from sim.calibration.build import calibrate, graphs_of, noise_of, target_of
 from sim.calibration.cost import CalibratedCost
 from sim.calibration.evaluate import evaluate
@@ -223,5 +224,5 @@ class TestProfile:
     )
     def test_impossible_ones_are_refused(self, tmp_path, part):
         save_profile(replace(PROFILE, **part), tmp_path / "p.json")
-        with pytest.raises(Exception, match="damaged profile"):
+        with pytest.raises(InputError, match="damaged profile"):
             load_profile(tmp_path / "p.json")

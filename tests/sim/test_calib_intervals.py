@@ -21,7 +21,7 @@ def test_intervals_come_from_seeds_and_step_errors(capsys):
     words = ["--rate", "4", "--intervals", "6"]
     summary = summary_of(capsys, *words)
     intervals = summary["sim"]["intervals"]
-    assert intervals["resampled"] == ["seed", "step errors"]
+    assert intervals["resampled"] == ["seed", "step errors", "cost of shared reads"]
     assert (intervals["replicates"], intervals["level"]) == (6, 0.9)
     for key in ("mean_ttft_ms", "p99_ttft_ms", "p99_e2el_ms", "output_throughput"):
         low, high = intervals["bounds"][key]
