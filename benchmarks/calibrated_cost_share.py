@@ -11,9 +11,9 @@ import platform
 import time
 from pathlib import Path
 
-from sim.calibration.cost import CalibratedCost
-from sim.runs import RunPlan, simulate
-from sim.setup import Deployment, build
+from sim.cost.calibrated import CalibratedCost
+from sim.run.deployment import Deployment, build
+from sim.run.run import RunPlan, simulate
 from sim.workloads.generators import generate, preset
 
 NUM_REQUESTS, RATE = 2000, 8.0

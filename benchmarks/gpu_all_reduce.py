@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from engine.bench_common import current_commit
+from engine.commands.bench_common import current_commit
 
 SHAPES = [
     (1, 1024),
@@ -91,8 +91,8 @@ def rank_main(rank, folder, sweep):
 def make_ways(rank, device, sweep):
     import torch.distributed._symmetric_memory as symmetric
 
-    from engine.layers.kernels.all_reduce import new_calls, one_shot_all_reduce
-    from engine.parallel.one_shot import LARGEST_BYTES, connect_one_shot
+    from engine.distributed.one_shot import LARGEST_BYTES, connect_one_shot
+    from engine.kernels.all_reduce import new_calls, one_shot_all_reduce
 
     yield "nccl", nccl
     one_shot = connect_one_shot(rank, NUM_RANKS, device)
@@ -115,7 +115,7 @@ def make_ways(rank, device, sweep):
 
 
 def connect_with(programs, rank, device):
-    from engine.parallel import one_shot
+    from engine.distributed import one_shot
 
     before, one_shot._NUM_PROGRAMS = one_shot._NUM_PROGRAMS, programs
     try:

@@ -20,8 +20,9 @@ from triton.testing import do_bench
 
 from engine.attention.base import AttentionMetadata
 from engine.attention.flash_backend import FlashAttention
-from engine.attention.kernels import decode, prefill
 from engine.attention.torch_backend import TorchAttention
+from engine.kernels import paged_decode as decode
+from engine.kernels import paged_prefill as prefill
 
 KV_HEADS, HEAD_DIM = 8, 128
 DECODES = [(256, 820), (64, 820), (16, 4096), (1, 4096)]

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from engine.bench_common import current_commit
+from engine.commands.bench_common import current_commit
 from golden.canaries import CANARIES
 from golden.cases import qwen3_shape, random_batch, tiny_model
 from golden.compare import LogitComparison

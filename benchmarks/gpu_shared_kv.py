@@ -7,7 +7,7 @@ passes over 36 layers' caches (Qwen3-8B: 8 KV heads of 128, bfloat16) in a CUDA 
 sequence with its own prefix, prefixes shared within a group, no prefix. The first gives the price
 of a token read from memory, the difference of the others what a repeated read of a shared token
 costs relative to it. The cost model takes that ratio as `SHARED_READ_COST`
-(sim/calibration/terms.py).
+(sim/cost/terms.py).
 """
 
 from __future__ import annotations

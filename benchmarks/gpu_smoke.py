@@ -23,11 +23,11 @@ import torch
 
 from engine.attention.base import AttentionMetadata
 from engine.attention.select import select_backend
-from engine.bench_common import current_commit, shape_folder
-from engine.bench_throughput import make_workload, run
+from engine.commands.bench_common import current_commit, shape_folder
+from engine.commands.bench_throughput import make_workload, run
 from engine.llm import LLM
-from engine.model_tools.presets import PRESETS
-from engine.sampling import SamplingParams
+from engine.models.presets import PRESETS
+from engine.sampling_params import SamplingParams
 
 SECTIONS = ("kernels", "graphs", "throughput", "profile")
 BLOCK_SIZES = {"flash_attn": 256, "triton": 16}
@@ -143,10 +143,10 @@ def attention_errors(name, num_heads, num_kv_heads, head_dim):
 
 def layer_errors():
     """Hidden states of one prefill with fused and with plain layers."""
-    from engine.loader import init_dummy_weights
+    from engine.distributed.group import TpGroup
     from engine.models.build import build_model
     from engine.models.config import resolve_model_config
-    from engine.parallel.group import TpGroup
+    from engine.models.loader import init_dummy_weights
 
     raw = {**PRESETS["qwen3-0.6b"], "num_hidden_layers": 4, "vocab_size": 1024}
     config = resolve_model_config(raw, ())
@@ -185,7 +185,7 @@ def layer_errors():
 
 def race_mismatches():
     """Rows in which the fused race and the reference pick other tokens."""
-    from engine.layers.kernels.race import fused_race
+    from engine.kernels.race import fused_race
     from engine.sampler import race
 
     torch.manual_seed(0)

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sim.calibration.requests import RequestTimes, fit_requests, replace_arrivals
+from sim.calibration.request_runs import RequestTimes, fit_requests, replace_arrivals
 from sim.cost.roofline import RooflineOptions
-from sim.runs import RunPlan, simulate
-from sim.setup import Deployment
+from sim.run.deployment import Deployment
+from sim.run.run import RunPlan, simulate
 from sim.workloads.readers import TraceOptions, read_trace
 
 COMMON = {"cost": "roofline", "max_num_batched_tokens": 2048, "async_scheduling": True}

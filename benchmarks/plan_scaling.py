@@ -18,10 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from sim.planning.cache import ResultCache
-from sim.planning.draw import Source, load_source
-from sim.planning.driver import Driver
+from sim.planning.interleave import Driver
 from sim.planning.parse import read_study
 from sim.planning.planner import Planner
+from sim.planning.sampling import Source, load_source
 from sim.planning.trial import Trial, TrialResult, Worker
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sim.calibration.noise import Noise, Replicate
-from sim.models import model_named
-from sim.validate import held_out_profiles, physics_of
+from sim.commands.validate import held_out_profiles, physics_of
+from sim.cost.noise import Noise, Replicate
+from sim.specs.models import model_named
 from sim.validation.predicted import free_running
 from sim.validation.recorded import read_run
 

@@ -19,10 +19,11 @@ from pathlib import Path
 import numpy as np
 
 import sim.calibration.fit as fitting
-from sim.calibration import terms
+from sim.calibration import matrices
 from sim.calibration.build import graphs_of
 from sim.calibration.regression import huber
 from sim.calibration.samples import read_samples
+from sim.cost import terms
 
 SMOOTHED_STEPS = 9
 
@@ -106,7 +107,7 @@ def known_of_plans(log, graphs):
         count = 0 if mixed else count + 1
     added = np.concatenate([[0], log.num_added[:-1]])
     finished = np.concatenate([[0], log.num_finished[:-1]])
-    now = np.column_stack([log.work, terms.step_matrix(log, graphs), added, finished, since])
+    now = np.column_stack([log.work, matrices.step_matrix(log, graphs), added, finished, since])
     return np.hstack([now, *(np.roll(log.work, lag, axis=0) for lag in (1, 2))])
 
 
@@ -117,7 +118,7 @@ def trees(logs, graphs):
 
     fit_to_all = fitting.fit_steps(logs, graphs)
     known = np.vstack([known_of_plans(log, graphs) for log in logs])
-    base = np.concatenate([terms.step_matrix(log, graphs) @ fit_to_all.step_ns for log in logs])
+    base = np.concatenate([matrices.step_matrix(log, graphs) @ fit_to_all.step_ns for log in logs])
     times = np.concatenate([log.duration_ns for log in logs])
     mixed = np.concatenate([log.is_mixed for log in logs])
     predicted = np.zeros(len(times))
@@ -157,7 +158,7 @@ def main():
     arguments = parser.parse_args()
     logs = [read_samples(path) for path in arguments.logs]
     graphs = graphs_of(logs, "auto")
-    matrices = [terms.step_matrix(log, graphs) for log in logs]
+    matrices = [matrices.step_matrix(log, graphs) for log in logs]
     itself = {
         log.name: errors(log, matrix @ fit([log], [matrix]))
         for log, matrix in zip(logs, matrices, strict=True)
@@ -172,7 +173,7 @@ def main():
     }
     terms.SHARED_READ_COST = 1.0
     found["shared reads at full price"] = study(
-        logs, [terms.step_matrix(log, graphs) for log in logs]
+        logs, [matrices.step_matrix(log, graphs) for log in logs]
     )
     document = {
         "command": "python benchmarks/step_time_floor.py LOGS",

@@ -11,12 +11,12 @@ from array import array
 
 import pytest
 
-from engine.commands import StepResult
 from engine.core import KernelConfig, Prompt, Request, Scheduler
-from engine.runner_info import RunnerInfo
-from engine.sampling import SamplingParams
-from engine.step_builder import RequestSampling, StepBuilder
-from engine.step_loop import StepLoop
+from engine.sampling_params import SamplingParams
+from engine.step.builder import RequestSampling, StepBuilder
+from engine.step.loop import StepLoop
+from engine.worker.command import StepResult
+from engine.worker.info import RunnerInfo
 
 NUM_ROWS = 256
 

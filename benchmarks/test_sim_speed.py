@@ -39,7 +39,7 @@ CASES = {
 # Runs the command line in a fresh process and reports its own resource use.
 _CHILD = """
 import json, resource, sys
-from sim.cli import run_main
+from sim.commands.run import run_main
 run_main(sys.argv[1:])
 usage = resource.getrusage(resource.RUSAGE_SELF)
 print(json.dumps([usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024]))

@@ -9,7 +9,7 @@ import pytest
 
 from engine.core import KernelConfig, Prompt, Request, Scheduler
 from engine.core.plan import DecodeRun, StepOutcome
-from engine.core.steplog import LogHeader, StepLogReader, StepLogWriter
+from engine.steplog.api import LogHeader, StepLogReader, StepLogWriter
 
 ROWS = 256
 CONFIG = KernelConfig(num_blocks=40_000, max_model_len=40_000, max_num_batched_tokens=8192)

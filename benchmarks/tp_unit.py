@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from leftovers import Leftovers, gpu_memory_mib, is_running, wait_for_memory
 
-from engine.rank_probe import START_PROFILE, STATE_DIGEST, STOP_PROFILE, read_profile
-from engine.sampling import SamplingParams
+from engine.sampling_params import SamplingParams
+from engine.worker.probe import START_PROFILE, STATE_DIGEST, STOP_PROFILE, read_profile
 
 LARGEST_ID = 10000
 
@@ -39,7 +39,7 @@ def main():
     args = parser.parse_args()
     args.gpus = [gpu for gpu in args.gpus.split(",") if gpu]
     resource_tracker.ensure_running()  # so that it does not count as left behind
-    from engine.bench_common import shape_folder
+    from engine.commands.bench_common import shape_folder
 
     with shape_folder(None, args.model) as args.folder:
         {"speed": speed, "decisions": decisions}[args.kind](args, Part(args.part))
@@ -87,7 +87,7 @@ def speed(args, part):
     engine = []
 
     def throughput():
-        from engine.bench_throughput import make_workload, measure
+        from engine.commands.bench_throughput import make_workload, measure
 
         begin = time.perf_counter()
         engine.append(start_fast(args))
@@ -209,7 +209,7 @@ def share(part_ms, whole_ms):
 
 def kill(args, llm, before, memory_mib):
     """SIGKILL to a rank in the middle of `generate`, and what is left of the engine then."""
-    from engine.step_loop import StepFailed
+    from engine.step.loop import StepFailed
 
     rank = args.tp - 1 if args.model.endswith("0.6b") else 0
     pids = llm.executor.worker_pids
@@ -331,8 +331,8 @@ def drive(llm, prompts, longest):
 def replayed(log):
     """The log through a fresh kernel, where the simulator can be imported."""
     try:
-        from sim.replay import replay
-        from sim.vllm_import import open_log
+        from engine.steplog.replay import replay
+        from engine.steplog.vllm_recording import open_log
     except ModuleNotFoundError:
         return "not run here"
     result = replay(open_log(log))

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.llm import LLM
-    from engine.sampling import SamplingParams
+    from engine.sampling_params import SamplingParams
 
 __all__ = ["LLM", "SamplingParams"]
 
-_HOMES = {"LLM": "engine.llm", "SamplingParams": "engine.sampling"}
+_HOMES = {"LLM": "engine.llm", "SamplingParams": "engine.sampling_params"}
 
 
 def __getattr__(name: str) -> object:

@@ -23,40 +23,44 @@ class Verb(NamedTuple):
 
 
 VERBS: dict[str, Verb] = {
-    "sim run": Verb("sim.cli:run_main", "simulate a trace or a synthetic workload"),
-    "sim replay": Verb("sim.replay:main", "replay a step log and find the first other decision"),
-    "sim calibrate": Verb("sim.calibration.cli:calibrate_main", "fit a cost model to step logs"),
+    "sim run": Verb("sim.commands.run:run_main", "simulate a trace or a synthetic workload"),
+    "sim replay": Verb(
+        "engine.steplog.replay:main", "replay a step log and find the first other decision"
+    ),
+    "sim calibrate": Verb("sim.commands.calibrate:calibrate_main", "fit a cost model to step logs"),
     "sim calibrate-requests": Verb(
-        "sim.calibration.requests_cli:main", "fit the roofline to requests without step times"
+        "sim.commands.calibrate_requests:main", "fit the roofline to requests without step times"
     ),
-    "sim validate": Verb("sim.validate:main", "compare simulated with measured runs"),
-    "sim plan": Verb("sim.planning.cli:main", "find the capacity that meets an SLO"),
-    "sim diff": Verb("sim.run_diff:main", "compare the results of two simulated runs"),
-    "generate": Verb("engine.cli_generate:main", "generate text with the real engine"),
-    "bench throughput": Verb("engine.bench_throughput:main", "measure offline throughput"),
-    "bench latency": Verb("engine.bench_latency:main", "measure the latency of one batch"),
-    "model smollm2": Verb("engine.model_tools.smollm2:main", "unpack SmolLM2 as a model folder"),
-    "model random": Verb("engine.model_tools.random_model:main", "make a model of random weights"),
-    "log diff": Verb("engine.log_tools:diff_main", "show the first decision two logs differ in"),
-    "log expand": Verb("engine.log_tools:expand_main", "write a log step by step"),
-    "log trace": Verb("engine.log_tools:trace_main", "convert a log to a Perfetto trace"),
-    "verify decisions": Verb("engine.decisions:main", "compare with recorded decisions"),
-    "verify search": Verb("properties.cli:search_main", "search the kernel for broken laws"),
+    "sim validate": Verb("sim.commands.validate:main", "compare simulated with measured runs"),
+    "sim plan": Verb("sim.commands.plan:main", "find the capacity that meets an SLO"),
+    "sim diff": Verb("sim.commands.diff:main", "compare the results of two simulated runs"),
+    "generate": Verb("engine.commands.generate:main", "generate text with the real engine"),
+    "bench throughput": Verb("engine.commands.bench_throughput:main", "measure offline throughput"),
+    "bench latency": Verb("engine.commands.bench_latency:main", "measure the latency of one batch"),
+    "model smollm2": Verb("engine.commands.model_smollm2:main", "unpack SmolLM2 as a model folder"),
+    "model random": Verb("engine.commands.model_random:main", "make a model of random weights"),
+    "log diff": Verb("engine.commands.log:diff_main", "show the first decision two logs differ in"),
+    "log expand": Verb("engine.commands.log:expand_main", "write a log step by step"),
+    "log trace": Verb("engine.commands.log:trace_main", "convert a log to a Perfetto trace"),
+    "verify decisions": Verb(
+        "properties.recordings.verify:main", "compare with recorded decisions"
+    ),
+    "verify search": Verb("properties.commands:search_main", "search the kernel for broken laws"),
     "verify conformance": Verb(
-        "properties.cli:conformance_main", "check a scheduler against the laws"
+        "properties.commands:conformance_main", "check a scheduler against the laws"
     ),
-    "verify replay": Verb("properties.cli:replay_main", "replay a failure file of a search"),
+    "verify replay": Verb("properties.commands:replay_main", "replay a failure file of a search"),
     "verify exhaustive": Verb(
-        "properties.exhaustive:exhaustive_main", "enumerate all states of a tiny scope"
+        "properties.search.exhaustive:exhaustive_main", "enumerate all states of a tiny scope"
     ),
     "verify laws": Verb("properties.laws.documents:laws_main", "list the laws"),
     "verify mutants": Verb(
         "properties.laws.documents:mutants_main", "run every planted defect and list its law"
     ),
     "verify anomalies": Verb(
-        "properties.anomalies:anomalies_main", "measure false beliefs about tuning"
+        "properties.timed_runs.anomalies:anomalies_main", "measure false beliefs about tuning"
     ),
-    "golden": Verb("golden.cli:main", "compare the engine's numbers with HF Transformers"),
+    "golden": Verb("golden.command:main", "compare the engine's numbers with HF Transformers"),
 }
 
 # Which extra of the distribution brings a package that is not in the base install.

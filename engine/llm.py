@@ -10,28 +10,28 @@ from engine.core.errors import LockstepError
 from engine.core.lifecycle import check_request
 from engine.core.request import Request, RequestId
 from engine.core.scheduler import Scheduler
-from engine.core.steplog import StepLogWriter
 from engine.core.tokens import Prompt
-from engine.executor import Executor, make_executor
-from engine.kv_cache import table_width
 from engine.layers.sharding import check_tp_size
-from engine.log_header import kernel_config, log_header
 from engine.models.config import load_model_config
 from engine.options import EngineOptions
-from engine.outputs import RequestOutput
-from engine.progress import Progress
-from engine.prompts import (
+from engine.requests.live import LiveRequest, RequestTable
+from engine.requests.outputs import RequestOutput
+from engine.requests.progress import Progress
+from engine.requests.prompts import (
     PromptInput,
     load_tokenizer,
     per_prompt_params,
     split_prompts,
     to_token_prompt,
 )
-from engine.runner_info import RunnerInfo
-from engine.sampling import SamplingParams, request_seed
-from engine.step_builder import RequestSampling, StepBuilder
-from engine.step_loop import StepEvents, StepFailed, StepLoop
-from engine.tracking import LiveRequest, RequestTable
+from engine.sampling_params import SamplingParams, request_seed
+from engine.step.builder import RequestSampling, StepBuilder
+from engine.step.header import kernel_config, log_header
+from engine.step.loop import StepEvents, StepFailed, StepLoop
+from engine.steplog.api import StepLogWriter
+from engine.worker.executor import Executor, make_executor
+from engine.worker.info import RunnerInfo
+from engine.worker.kv_cache import table_width
 
 
 class EngineClosed(LockstepError):

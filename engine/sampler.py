@@ -61,7 +61,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
     if batch.is_filtered:
         logits = filter_logits(logits, batch)
     if _is_fused(logits):
-        from engine.layers.kernels.race import fused_race
+        from engine.kernels.race import fused_race
 
         return fused_race(logits, batch.temperatures, batch.seeds, batch.positions)
     return race(logits, batch.temperatures, batch.seeds, batch.positions)
@@ -78,7 +78,7 @@ def sample_keys(logits: Tensor, batch: SamplingBatch, first_token: int) -> Tenso
     if logits.shape[-1] == 0:  # a rank with padding only
         return torch.full_like(batch.seeds, torch.iinfo(torch.int64).min)
     if _is_fused(logits):
-        from engine.layers.kernels.race import fused_race_keys
+        from engine.kernels.race import fused_race_keys
 
         return fused_race_keys(logits, *columns, first_token)
     return race_keys(logits, *columns, first_token)

@@ -16,14 +16,14 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from engine.commands import StepCommand
 from engine.core import KernelConfig, Prompt, Request, Scheduler, StepPlan, audit
-from engine.log_header import kernel_config
+from engine.distributed.group import TpGroup
 from engine.options import EngineOptions
-from engine.parallel.group import TpGroup
-from engine.runner import ModelRunner
-from engine.sampling import SamplingParams
-from engine.step_builder import RequestSampling, StepBuilder
+from engine.sampling_params import SamplingParams
+from engine.step.builder import RequestSampling, StepBuilder
+from engine.step.header import kernel_config
+from engine.worker.command import StepCommand
+from engine.worker.runner import ModelRunner
 from golden.cases import ForcedSequence
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from engine.llm import LLM
-from engine.outputs import RequestOutput
-from engine.sampling import SamplingParams
+from engine.requests.outputs import RequestOutput
+from engine.sampling_params import SamplingParams
 from golden.compare import FP32_ATOL, FP32_RTOL
 from golden.reference import hf_logits
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.core import KernelConfig, Scheduler, StepPlan
 from engine.sampler import SamplingBatch, sample
-from engine.sampling import SamplingParams
+from engine.sampling_params import SamplingParams
 from golden.cases import ForcedSequence, random_sequence
 from golden.compare import FP32_ATOL, FP32_RTOL
 from golden.forced import Events, ForcedRunner, Observed, drive

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 
 from engine.core.errors import LockstepError
+from engine.distributed.group import TpGroup
+from engine.distributed.one_shot import connect_group
 from engine.options import EngineOptions
-from engine.parallel.group import TpGroup
-from engine.parallel.one_shot import connect_group
 from golden.cases import ForcedSequence
 from golden.forced import ForcedRunner
 

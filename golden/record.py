@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from engine.core.errors import InputError
-from engine.start import device_name, installed_versions
+from engine.worker.device import device_name, installed_versions
 from golden.results import CaseResult, run_failed
 
 FORMAT = "lockstep-golden-1"

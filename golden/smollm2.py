@@ -33,7 +33,7 @@ class Variant:
 def unpack(folder: Path) -> Path:
     """The model as an HF folder, made from the installed package if it is not there yet."""
     if not (folder / "config.json").exists():
-        from engine.model_tools.smollm2 import convert
+        from engine.commands.model_smollm2 import convert
 
         folder.parent.mkdir(parents=True, exist_ok=True)
         convert(folder)

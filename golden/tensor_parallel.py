@@ -10,13 +10,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from engine.attention.select import select_backend
+from engine.distributed.group import TpGroup
 from engine.layers.sharding import padded_vocab_rows
-from engine.loader import load_weights
 from engine.models.build import build_model
 from engine.models.config import load_model_config
 from engine.models.decoder import Decoder
+from engine.models.loader import load_weights
 from engine.options import EngineOptions
-from engine.parallel.group import TpGroup
 from golden.compare import FP32_ATOL, FP32_RTOL, LogitComparison
 from golden.forced import ForcedRunner, Observed
 from golden.models import Reference, rules_for, shards_of, sliced

@@ -73,7 +73,7 @@ def _store(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None
     if importlib.util.find_spec("triton") is None:
         store_kv_torch(k, v, kv_cache, slot_mapping)
         return
-    from engine.attention.kernels.store import store_kv
+    from engine.kernels.store_kv import store_kv
 
     store_kv(k, v, kv_cache, slot_mapping)
 

@@ -55,9 +55,9 @@ class TritonAttention:
         scale: float,
     ) -> Tensor:
         """See AttentionBackend."""
-        from engine.attention.kernels.decode import paged_decode
-        from engine.attention.kernels.prefill import paged_prefill
-        from engine.attention.kernels.store import store_kv
+        from engine.kernels.paged_decode import paged_decode
+        from engine.kernels.paged_prefill import paged_prefill
+        from engine.kernels.store_kv import store_kv
 
         if k is not None and v is not None:
             store_kv(k, v, kv_cache, meta.slot_mapping)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from engine.distributed.group import TpGroup
 from engine.layers.linear import new_parameter
 from engine.layers.sharding import padded_vocab_rows, vocab_shard
 from engine.layers.weights import WeightSlice
-from engine.parallel.group import TpGroup
 
 
 class VocabParallelWeight(nn.Module):

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from engine.distributed.group import TpGroup
 from engine.layers.sharding import Shard, even_shard, kv_head_shard
 from engine.layers.weights import WeightSlice, whole
-from engine.parallel.group import TpGroup
 
 
 def new_parameter(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> nn.Parameter:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from engine.distributed.group import TpGroup
 from engine.layers.linear import ColumnParallelLinear, RowParallelLinear, merged_parts
 from engine.layers.weights import WeightSlice
-from engine.parallel.group import TpGroup
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class SwiGLU(nn.Module):
         """The block's output [T, H], equal on every rank."""
         gate_up = self.gate_up(x)
         if self.fused:
-            from engine.layers.kernels.activation import fused_silu_mul
+            from engine.kernels.activation import fused_silu_mul
 
             return self.down(fused_silu_mul(gate_up))
         return self.down(silu_mul(gate_up))

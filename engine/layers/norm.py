@@ -39,7 +39,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The normalised x, in a new tensor."""
         if self.fused:
-            from engine.layers.kernels.norm import fused_rms_norm
+            from engine.kernels.norm import fused_rms_norm
 
             return fused_rms_norm(x, self.weight, self.eps)
         return rms_norm(x, self.weight, self.eps)
@@ -47,7 +47,7 @@ class RMSNorm(nn.Module):
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(normalised x + residual, x + residual), both new tensors."""
         if self.fused:
-            from engine.layers.kernels.norm import fused_add_rms_norm
+            from engine.kernels.norm import fused_add_rms_norm
 
             return fused_add_rms_norm(x, residual, self.weight, self.eps)
         return add_rms_norm(x, residual, self.weight, self.eps)

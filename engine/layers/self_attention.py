@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from engine.attention.base import AttentionBackend, AttentionMetadata
+from engine.distributed.group import TpGroup
 from engine.layers.linear import ColumnParallelLinear, RowParallelLinear, qkv_parts
 from engine.layers.norm import rms_norm
 from engine.layers.rope import apply_rope
 from engine.layers.weights import WeightSlice
-from engine.parallel.group import TpGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,12 @@ class SelfAttention(nn.Module):
         k: Tensor | None = None
         v: Tensor | None = None
         if self.fused:
-            from engine.layers.kernels.qkv import qk_norm_rope_store
+            from engine.kernels.qkv_rope import qk_norm_rope_store
 
             q = qk_norm_rope_store(
-                qkv, self.q_norm, self.k_norm, self.shape.eps, cos_sin, positions, kv_cache, meta
-            )
+                qkv, self.q_norm, self.k_norm, self.shape.eps, cos_sin, positions, kv_cache,
+                meta.slot_mapping,
+            )  # fmt: skip
         else:
             q, k, v = self._split(qkv, cos_sin[positions])
         out = self.backend.forward(q, k, v, kv_cache, meta, self.scale)

@@ -8,10 +8,10 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.core.errors import ConfigError
+from engine.distributed.group import TpGroup
 from engine.layers.sharding import check_tp_size
 from engine.models.config import DTYPES, ModelConfig
 from engine.models.decoder import Decoder
-from engine.parallel.group import TpGroup
 
 
 def resolve_dtype(option: str | torch.dtype, config: ModelConfig) -> torch.dtype:

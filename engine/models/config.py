@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.errors import ConfigError
+from engine.errors import UnsupportedModel
 from engine.layers.rope_config import RopeConfig, resolve_rope
-from engine.models.errors import UnsupportedModel
 
 DTYPES = ("bfloat16", "float16", "float32")
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.attention.base import AttentionBackend, AttentionMetadata
+from engine.distributed.group import TpGroup
 from engine.layers.embedding import OutputHead, VocabParallelEmbedding, VocabParallelWeight
 from engine.layers.mlp import SwiGLU
 from engine.layers.norm import RMSNorm
@@ -16,7 +17,6 @@ from engine.layers.self_attention import AttentionShape, SelfAttention
 from engine.layers.sharding import Shard
 from engine.layers.weights import WeightSlice
 from engine.models.config import ModelConfig
-from engine.parallel.group import TpGroup
 
 
 class DecoderLayer(nn.Module):

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.distributed.group import TpGroup
 from engine.layers.embedding import OutputHead, VocabParallelEmbedding, VocabParallelWeight
 from engine.layers.mlp import SwiGLU
 from engine.layers.norm import RMSNorm
 from engine.layers.rope import apply_rope, cos_sin_table, inverse_frequencies
 from engine.layers.rope_config import RopeConfig, resolve_rope
-from engine.parallel.group import TpGroup
 from golden.cases import LINEAR_ROPE, LLAMA3_ROPE, YARN_ROPE, tiny_model
 from golden.compare import ErrorStats, three_way
 from golden.results import CaseResult, judged

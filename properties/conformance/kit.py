@@ -9,11 +9,11 @@ from typing import Any, cast
 from engine.core.config import KernelConfig
 from properties.conformance.protocol import REQUIRED, AdapterProblem
 from properties.conformance.target import AdapterTarget
-from properties.failures import failure_of, shrink
+from properties.follower.view import LawBroken, Target
 from properties.laws import KERNEL_LAWS
-from properties.run import run_workload
-from properties.target import LawBroken, Target
-from properties.workloads import Workload, random_workload
+from properties.search.failures import failure_of, shrink
+from properties.search.run import run_workload
+from properties.search.workloads import Workload, random_workload
 
 # Laws that speak of calls or states which adapters do not have.
 NOT_JUDGED = frozenset({"B3", "B9", "B10", "C2", "K2", "K3", "K11", "S11", "E2", "E3"})

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from engine.core.plan import Finished, StepOutcome
 from engine.core.request import RequestId
 from properties.follower import goals
-from properties.follower.ledger import Track
-from properties.model import sequential_outputs
-from properties.target import Target
+from properties.follower.run_sums import Track
+from properties.follower.view import Target
+from properties.reference.stand_in_model import sequential_outputs
 
 if TYPE_CHECKING:
     from properties.follower.follower import Follower, OpenStep

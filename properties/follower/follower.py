@@ -9,10 +9,10 @@ from engine.core.config import KernelConfig
 from engine.core.plan import Admission, Finished, StepOutcome
 from engine.core.request import Request, RequestId
 from properties.follower import endings, goals, tightness
-from properties.follower.blocks import BlockPicture
-from properties.follower.ledger import Ledger, Track
-from properties.model import sample
-from properties.target import LawBroken, PlanView, Target
+from properties.follower.pool_picture import BlockPicture
+from properties.follower.run_sums import Ledger, Track
+from properties.follower.view import LawBroken, PlanView, Target
+from properties.reference.stand_in_model import sample
 
 TIGHTNESS = frozenset({"T1", "T2", "T3", "T4", "T5"})
 # Perturbations change decisions on purpose; what concerns safety stays in force.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from engine.core.plan import Finished
 from engine.core.request import Request
-from properties.follower.ledger import Track
+from properties.follower.run_sums import Track
 
 if TYPE_CHECKING:
     from properties.follower.follower import Follower, OpenStep

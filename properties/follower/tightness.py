@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from properties.follower.ledger import Track
+from properties.follower.run_sums import Track
 
 if TYPE_CHECKING:
     from properties.follower.follower import Follower, OpenStep

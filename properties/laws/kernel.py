@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from functools import partial
 
-from properties import probes
+from properties.defects import decisions
+from properties.defects import prefix_cache as cache
+from properties.defects import tables as blocks
+from properties.defects.probed import SkipsChunkToken, UncheckedConfig
 from properties.laws.registry import BOTH, EXACT, UNPERTURBED, Law
-from properties.mutants import blocks, cache, decisions
-from properties.mutants.probed import SkipsChunkToken, UncheckedConfig
+from properties.search import probes
 
 _F = "properties.follower.follower:Follower"
-_B = "properties.follower.blocks:BlockPicture"
+_B = "properties.follower.pool_picture:BlockPicture"
 _T = "properties.follower.tightness"
 _E = "properties.follower.endings"
 _A = "engine.core.audit"
-_P = "properties.probes"
-_D = "properties.driver:Driver"
+_P = "properties.search.probes"
+_D = "properties.search.driver:Driver"
 
 
 def _by_table(law: str, sentence: str, holds: str, *checks: str) -> Law:
@@ -310,7 +312,7 @@ END_TO_END_LAWS = (
         "Outputs do not depend on batch, order of arrival, pool, cache, hash width, policy or "
         "perturbations.",
         BOTH,
-        (f"{_P}:output_independence", "properties.perturb:Perturbed"),
+        (f"{_P}:output_independence", "properties.defects.perturb:Perturbed"),
         partial(probes.alarm, probes.output_independence, cache.TrustsHash),
         "TrustsHash",
     ),

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 
-from properties.mutants import MUTANTS, Mutant
-from properties.run import first_failure
-from properties.target import LawBroken
-from properties.workloads import random_workload
+from properties.defects import MUTANTS, Mutant
+from properties.follower.view import LawBroken
+from properties.search.run import first_failure
+from properties.search.workloads import random_workload
 
 BOTH = "both policies"
 UNPERTURBED = "both policies, unperturbed"

@@ -10,15 +10,15 @@ from unittest import mock
 
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
-from properties import simulated
+from properties.defects.decisions import PreemptsOldest
+from properties.follower.view import LawBroken
 from properties.laws.registry import SIMULATOR, Law
-from properties.mutants.decisions import PreemptsOldest
-from properties.probes import alarm
-from properties.relations import TRUE_RELATIONS
-from properties.target import LawBroken
-from properties.timed import Case, Timed, UnitCost, random_case, simulate
+from properties.search.probes import alarm
+from properties.timed_runs import simulated
+from properties.timed_runs.relations import TRUE_RELATIONS
+from properties.timed_runs.timed import Case, Timed, UnitCost, random_case, simulate
 from sim.cost.features import StepFeatures
-from sim.ledger import Ledger, Population
+from sim.metrics.requests import Ledger, Population
 
 CASES = 40
 
@@ -113,7 +113,7 @@ def _clairvoyant(case: Case) -> None:
         cost = UnitCost(other.overhead + len(other.jobs), other.scale)
         return simulate(other, cost)
 
-    with mock.patch("properties.relations.simulate", knowing):
+    with mock.patch("properties.timed_runs.relations.simulate", knowing):
         simulated.causal(case)
 
 
@@ -124,12 +124,12 @@ def _rounded(case: Case) -> None:
         jobs = [replace(job, arrival=job.arrival // 10 * 10) for job in run.case.jobs]
         return replace(run.case, jobs=tuple(jobs))
 
-    with mock.patch("properties.simulated.exported", rounding):
+    with mock.patch("properties.timed_runs.simulated.exported", rounding):
         simulated.replay_parity(case)
 
 
-_S = "properties.simulated"
-_R = "properties.relations"
+_S = "properties.timed_runs.simulated"
+_R = "properties.timed_runs.relations"
 
 SIMULATOR_LAWS: tuple[Law, ...] = (
     Law(
@@ -145,7 +145,13 @@ SIMULATOR_LAWS: tuple[Law, ...] = (
         "Equal inputs give equal runs, also twice in one process.",
         SIMULATOR,
         (f"{_S}:repeatable",),
-        partial(_patched, "properties.timed.UnitCost", _DriftingCost, simulated.repeatable, False),
+        partial(
+            _patched,
+            "properties.timed_runs.timed.UnitCost",
+            _DriftingCost,
+            simulated.repeatable,
+            False,
+        ),
         "a cost model with state on its class",
     ),
     Law(
@@ -153,7 +159,13 @@ SIMULATOR_LAWS: tuple[Law, ...] = (
         "The sum of times in system and queue equals the integral of their numbers, exactly.",
         SIMULATOR,
         (f"{_S}:little",),
-        partial(_patched, "sim.ledger.Population", _HalfCountingPopulation, simulated.little, True),
+        partial(
+            _patched,
+            "sim.metrics.requests.Population",
+            _HalfCountingPopulation,
+            simulated.little,
+            True,
+        ),
         "an integral that forgets departures",
     ),
     Law(
@@ -161,7 +173,9 @@ SIMULATOR_LAWS: tuple[Law, ...] = (
         "e2e = TTFT + gaps between tokens, and every token is counted once.",
         SIMULATOR,
         (f"{_S}:gaps_add_up",),
-        partial(_patched, "sim.simulation.Ledger", _LateLedger, simulated.gaps_add_up, True),
+        partial(
+            _patched, "sim.cluster.simulation.Ledger", _LateLedger, simulated.gaps_add_up, True
+        ),
         "a ledger that books finishes late",
     ),
     Law(
@@ -177,7 +191,9 @@ SIMULATOR_LAWS: tuple[Law, ...] = (
         "The simulator's decisions are the kernel's, step by step.",
         SIMULATOR,
         (f"{_S}:kernel_parity",),
-        partial(_patched, "sim.server.Scheduler", PreemptsOldest, simulated.kernel_parity, True),
+        partial(
+            _patched, "sim.cluster.server.Scheduler", PreemptsOldest, simulated.kernel_parity, True
+        ),
         "PreemptsOldest inside the simulator",
     ),
     Law(
@@ -185,7 +201,9 @@ SIMULATOR_LAWS: tuple[Law, ...] = (
         "Metrics kept on the way equal those recomputed from the steps.",
         SIMULATOR,
         (f"{_S}:online_metrics",),
-        partial(_patched, "sim.simulation.Ledger", _LateLedger, simulated.online_metrics, True),
+        partial(
+            _patched, "sim.cluster.simulation.Ledger", _LateLedger, simulated.online_metrics, True
+        ),
         "a ledger that books finishes late",
     ),
     Law(
@@ -201,7 +219,9 @@ SIMULATOR_LAWS: tuple[Law, ...] = (
         "No decision depends on the length of an output before it has ended.",
         SIMULATOR,
         (f"{_S}:blind", f"{_R}:oracle_boundary"),
-        partial(_patched, "sim.server.Scheduler", _PeekingScheduler, simulated.blind, False),
+        partial(
+            _patched, "sim.cluster.server.Scheduler", _PeekingScheduler, simulated.blind, False
+        ),
         "a scheduler that sorts by output length",
     ),
     Law(

@@ -19,10 +19,10 @@ from collections.abc import Collection
 from importlib.metadata import version
 from pathlib import Path
 
-from properties.failures import commit
 from properties.mutation.changes import change_in
 from properties.mutation.equivalents import EQUIVALENT
 from properties.mutation.getters import as_functions
+from properties.search.failures import commit
 
 ROOT = Path(__file__).resolve().parents[2]
 MUTATED = (
@@ -58,7 +58,7 @@ pytest_add_cli_args=
     no:cacheprovider
 pytest_add_cli_args_test_selection=
     properties/mutation/killers.py
-    properties/test_horizon.py
+    properties/tests/test_horizon.py
 {tests}
 timeout_multiplier=4.0
 timeout_constant=5.0

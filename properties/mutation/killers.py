@@ -16,10 +16,10 @@ from engine.core.hashing import PrefixIndex
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler, StepOrderError, UnknownRequest
 from engine.core.tokens import Prompt
-from properties import probes
-from properties.mutants.decisions import PausesWithFullQueue
-from properties.run import run_workload
-from properties.workloads import Workload, random_workload
+from properties.defects.decisions import PausesWithFullQueue
+from properties.search import probes
+from properties.search.run import run_workload
+from properties.search.workloads import Workload, random_workload
 
 
 def _run(seeds: range, is_async: bool = False) -> None:

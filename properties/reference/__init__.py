@@ -1,8 +1,8 @@
 """Naive models of the kernel: lists and linear scans, written from the policies' description."""
 
-from properties.reference.blocks import ReferenceBlock, ReferencePool
-from properties.reference.scheduler import ReferenceScheduler
-from properties.reference.sequence import ReferencePlan, ReferenceSequence
+from properties.reference.naive_pool import ReferenceBlock, ReferencePool
+from properties.reference.naive_scheduler import ReferenceScheduler
+from properties.reference.naive_sequence import ReferencePlan, ReferenceSequence
 
 __all__ = [
     "ReferenceBlock",

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from engine.core.errors import InputError
-from sim.calibration.evaluate import KINDS, Fold, evaluate, fold_json, kinds
+from sim.calibration.evaluate import Fold, evaluate, fold_json, kinds
 from sim.calibration.fit import fit_steps, fit_tracking, leave_one_out
 from sim.calibration.pauses import fit_pauses, without_pauses
-from sim.calibration.profile import NoiseSource, Profile, Target, check_dense, shape_fields
 from sim.calibration.samples import Samples
-from sim.calibration.terms import VLLM_GRAPH_SIZES, Graphs
-from sim.models import ModelShape
+from sim.cost.profile import NoiseSource, Profile, Target, check_dense, shape_fields
+from sim.cost.terms import KINDS, VLLM_GRAPH_SIZES, Graphs
+from sim.specs.models import ModelShape
 
 # Length of a block of noise in steps, and how many are kept per log and kind.
 BLOCK_STEPS, MAX_BLOCKS = 64, 16

@@ -8,23 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.calibration.samples import Floats, Samples
-from sim.calibration.terms import Graphs, host_matrix, step_matrix
+from sim.calibration.matrices import host_matrix, step_matrix
+from sim.calibration.samples import Samples
+from sim.cost.terms import KINDS, Graphs, kind_of
+from sim.cost.work import Floats
 
-# Above so many tokens the device takes longer than the host needs to launch its kernels.
-DEVICE_BOUND_TOKENS = 1536
 # Host time beyond the predicted one by so much is a pause of the recording process.
 LEAST_PAUSE_NS = 20e6
-KINDS = ("decode", "mixed_graph", "mixed_eager", "mixed_large")
-
-
-def kind_of(graphs: Graphs, num_tokens: int, mixed: bool) -> int:
-    """Index into `KINDS`: kinds of steps whose times scatter in different ways."""
-    if not mixed:
-        return 0
-    if num_tokens >= DEVICE_BOUND_TOKENS:
-        return 3
-    return 2 if graphs.is_eager(num_tokens, mixed) else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.core.errors import InputError
-from sim.calibration.evaluate import KINDS, Fit, Fold, evaluate, kinds, predict
-from sim.calibration.profile import Tracking
+from sim.calibration.evaluate import Fit, Fold, evaluate, kinds, predict
+from sim.calibration.host_speed import host_speed, one_step_ahead, step_errors
+from sim.calibration.matrices import host_matrix, step_matrix
 from sim.calibration.regression import huber
-from sim.calibration.samples import Floats, Samples
-from sim.calibration.terms import Graphs, host_matrix, step_matrix
-from sim.calibration.tracking import host_speed, one_step_ahead, step_errors
+from sim.calibration.samples import Samples
+from sim.cost.profile import Tracking
+from sim.cost.terms import KINDS, Graphs
+from sim.cost.work import Floats
 
 # Relative errors beyond this count linearly, not by their square (Huber): single steps are
 # delayed tenfold by the machine. Within it the mean is fitted, since throughput rests on it.

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.calibration.cost import CalibratedCost
 from sim.calibration.evaluate import LEAST_PAUSE_NS, Fit, kinds, predict
-from sim.calibration.profile import Pauses
 from sim.calibration.samples import Samples
-from sim.calibration.terms import Graphs
+from sim.cost.calibrated import CalibratedCost
 from sim.cost.features import StepFeatures
+from sim.cost.profile import Pauses
+from sim.cost.terms import Graphs
 
 # Inside a step a pause is also beyond so many mean deviations of its kind of steps.
 LEAST_DEVIATIONS = 8.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.optimize import nnls
 
-from sim.calibration.samples import Floats
+from sim.cost.work import Floats
 
 ITERATIONS = 20
 

@@ -11,25 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.errors import InputError
-from engine.core.steplog import AddRecord, ExpandedRecord, LogHeader, StepRecord
+from engine.steplog.api import AddRecord, ExpandedRecord, LogHeader, StepRecord
+from engine.steplog.vllm_recording import open_log
 from sim.cost.features import StepFeatures
-from sim.vllm_import import open_log
-
-Floats = NDArray[np.float64]
-# After this share of the prefill tokens before the last step, a step still feels it.
-RECENT_DECAY = 0.7
-
-WORK_COLUMNS = (
-    "num_decodes",
-    "num_chunks",
-    "chunk_tokens",
-    "decode_context",
-    "shared_context",
-    "chunk_context",
-    "chunk_pairs",
-    "num_sampled",
-    "recent_prefill",
-)
+from sim.cost.work import WORK_COLUMNS, Floats, next_recent, work_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +51,6 @@ class Samples:
         """Steps with prompt chunks; the others are pure decode."""
         mixed: NDArray[np.bool_] = self.column("num_chunks") > 0
         return mixed
-
-
-def work_row(features: StepFeatures, recent_prefill: float) -> list[float]:
-    """The work columns of one step."""
-    return [
-        features.num_decodes,
-        len(features.chunks),
-        features.num_chunk_tokens,
-        features.decode_context_sum,
-        features.kv_shared_tokens,
-        features.chunk_context_sum,
-        features.chunk_attention_pairs,
-        features.num_sampled,
-        recent_prefill,
-    ]
 
 
 def read_samples(path: str | Path) -> Samples:
@@ -174,8 +144,3 @@ class _Collector:
             columns[key].append(value)
         if record.graph_bucket is not None:
             self.buckets.add(record.graph_bucket)
-
-
-def next_recent(recent: float, chunk_tokens: int) -> float:
-    """The `recent_prefill` of the step after one with that many prompt tokens."""
-    return (recent + chunk_tokens) * RECENT_DECAY

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sim.cost.features import StepFeatures
-from sim.hardware import Hardware
-from sim.models import ModelShape
+from sim.specs.hardware import Hardware
+from sim.specs.models import ModelShape
 
 
 @dataclass(frozen=True, slots=True)

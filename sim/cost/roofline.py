@@ -9,8 +9,8 @@ from pathlib import Path
 from engine.core.errors import ConfigError, InputError
 from sim.cost.features import StepFeatures
 from sim.cost.physics import Physics
-from sim.hardware import Hardware
-from sim.models import ModelShape
+from sim.specs.hardware import Hardware
+from sim.specs.models import ModelShape
 
 
 @dataclass(frozen=True, slots=True)

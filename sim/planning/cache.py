@@ -15,7 +15,7 @@ from typing import Any
 import engine.core
 import sim
 from engine.core.errors import InputError
-from sim.planning.draw import Source
+from sim.planning.sampling import Source
 from sim.planning.trial import Trial, TrialResult
 
 # Parts of the package that shape no result.

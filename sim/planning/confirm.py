@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from sim.planning.capacity import SeedCapacity, resume, rounded
-from sim.planning.driver import Failure, Search
+from sim.planning.interleave import Failure, Search
 from sim.planning.study import SearchSpec
 from sim.planning.trial import Trial, TrialResult
 

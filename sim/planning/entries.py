@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sim.calibration.cost import MAX_OUTSIDE
+from sim.cost.calibrated import MAX_OUTSIDE
 from sim.planning.capacity import Interval, SeedCapacity, interval_of
 from sim.planning.space import Candidate
 from sim.planning.study import Study

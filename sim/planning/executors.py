@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from engine.core.errors import InputError
-from sim.planning.draw import Source
+from sim.planning.sampling import Source
 from sim.planning.trial import Trial, TrialResult, Worker
 
 

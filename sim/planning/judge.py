@@ -8,16 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.gaps import GapPool
-from sim.ledger import COMPLETED, PENDING, Ledger
+from sim.metrics.requests import COMPLETED, PENDING, Ledger
+from sim.metrics.token_gaps import GapPool
 from sim.planning.study import METRICS, ShareGoal, Slo
 from sim.workloads.table import Workload
 
 NS_PER_MS = 1e6
-# A queue that takes in at least this share more than it lets out, for the later half of the
-# arrivals and in each quarter of it, is growing and not fluctuating.
-_GROWTH = 0.05
-_MIN_FOR_STABILITY = 200
 SHOWN_PERCENTILES = (50.0, 90.0, 99.0)
 Column = np.ndarray
 
@@ -198,28 +194,6 @@ def gap_percentile_ms(pools: Sequence[GapPool], percent: float | None) -> float:
     low = int(values[np.searchsorted(ends, math.floor(place), side="right")])
     high = int(values[np.searchsorted(ends, math.ceil(place), side="right")])
     return (low + (high - low) * (place - math.floor(place))) / NS_PER_MS
-
-
-def is_stable(ledger: Ledger) -> bool:
-    """False if the number of requests in the system kept growing while requests arrived.
-
-    Only arrivals after the first half of the time count: a run that begins empty fills up first.
-    """
-    status = np.frombuffer(ledger.status, dtype=np.int8)
-    served = (status == COMPLETED) | (status == PENDING)
-    arrivals = np.sort(_column(ledger.arrival_ns)[served])
-    arrivals = arrivals[arrivals >= 0]
-    if len(arrivals) < _MIN_FOR_STABILITY:
-        return True
-    finishes = _column(ledger.finish_ns)
-    finishes = np.sort(finishes[finishes >= 0])
-    begin, end = int(arrivals[0]), int(arrivals[-1])
-    cuts = np.linspace(begin + (end - begin) / 2, end, 5)
-    came = np.searchsorted(arrivals, cuts, side="right")
-    gone = np.searchsorted(finishes, cuts, side="right")
-    inside = came - gone
-    grows_throughout = bool((np.diff(inside) > 0).all())
-    return not (grows_throughout and inside[-1] - inside[0] > _GROWTH * (came[-1] - came[0]))
 
 
 def _finite(value: float) -> float | None:

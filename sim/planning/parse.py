@@ -8,11 +8,9 @@ from pathlib import Path
 
 from engine.core.config import POLICY_NAMES
 from engine.core.errors import ConfigError, InputError
-from sim.disagg import KvLink
-from sim.fleet import ROLES, check_roles
-from sim.hardware import HARDWARE, hardware_named
-from sim.models import model_named
-from sim.planning.nodes import Node, read_yaml
+from sim.cluster.fleet import ROLES, check_roles
+from sim.cluster.prefill_decode import KvLink
+from sim.cluster.router import ROUTERS
 from sim.planning.study import (
     ARRIVALS,
     AUTO,
@@ -31,7 +29,9 @@ from sim.planning.study import (
     Study,
     WorkloadSpec,
 )
-from sim.router import ROUTERS
+from sim.planning.yaml import Node, read_yaml
+from sim.specs.hardware import HARDWARE, hardware_named
+from sim.specs.models import model_named
 from sim.workloads.generators import WORKLOADS
 
 _LEAST = {

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from engine.core.errors import InputError
 from sim.planning.capacity import SeedCapacity, check_around, resume, rounded, search_seed
 from sim.planning.confirm import Confirmation, confirm
-from sim.planning.draw import Source
-from sim.planning.driver import Driver, Failure, Search
 from sim.planning.entries import Entry, ranked
+from sim.planning.interleave import Driver, Failure, Search
+from sim.planning.sampling import Source
 from sim.planning.sizing import rate_check, size_search, variants
-from sim.planning.smart import sample_with_tpe
 from sim.planning.space import Candidate, all_choices, candidate_of, impossible, merge_equal
 from sim.planning.study import AUTO, Study
+from sim.planning.tpe import sample_with_tpe
 from sim.planning.trial import Trial
 
 _SEEDS_PER_STUDY = 1000

@@ -8,10 +8,10 @@ from itertools import product
 from pathlib import Path
 
 from engine.core.errors import ConfigError, InputError
-from sim.fleet import Member
-from sim.hardware import hardware_named
+from sim.cluster.fleet import Member
 from sim.planning.study import AUTO, AxisValue, Study
-from sim.setup import Deployment, build
+from sim.run.deployment import Deployment, build
+from sim.specs.hardware import hardware_named
 
 _FLEET_AXES = ("router", "replicas", "fleet")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sim.disagg import KvLink
+from sim.cluster.prefill_decode import KvLink
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 OBJECTIVES = ("max_goodput_per_gpu", "min_cost", "max_rate")

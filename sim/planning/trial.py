@@ -9,17 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.core.errors import LockstepError
-from sim.disagg import KvLink
-from sim.fleet import FleetSimulation
-from sim.ledger import Ledger
-from sim.planning.draw import Source
-from sim.planning.judge import Judge, is_stable
+from sim.cluster.fleet import FleetSimulation
+from sim.cluster.prefill_decode import KvLink
+from sim.cluster.router import make_router
+from sim.cluster.server import Server
+from sim.metrics.requests import Ledger
+from sim.metrics.stability import is_stable
+from sim.planning.judge import Judge
+from sim.planning.sampling import Source
 from sim.planning.space import Candidate
 from sim.planning.study import ON_OVERSIZE, Slo
 from sim.planning.usage import usage_of
-from sim.router import make_router
-from sim.server import Server
-from sim.setup import num_extrapolated
+from sim.run.deployment import num_extrapolated
 
 _CHECKS_PER_RUN = 64
 

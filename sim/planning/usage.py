@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sim.disagg import DecodeServer
-from sim.ledger import Ledger
-from sim.server import Server
+from sim.cluster.prefill_decode import DecodeServer
+from sim.cluster.server import Server
+from sim.metrics.requests import Ledger
 
 _FULL = 0.98
 _OFTEN = 0.05

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sim.calibration.evaluate import Fold, fold_json
-from sim.calibration.profile import Profile
+from sim.cost.profile import Profile
 from sim.validation.outcome import LATENCIES, LOADS, STATISTICS, Outcome
 from sim.validation.predicted import Intervals, has_pauses
 from sim.validation.recorded import RecordedRun

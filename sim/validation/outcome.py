@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.gaps import GapPool
-from sim.metrics import NS_PER_MS, NS_PER_S, pooled_latency
+from sim.metrics.summary import NS_PER_MS, NS_PER_S, pooled_latency
+from sim.metrics.token_gaps import GapPool
 
 LATENCIES = (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"), ("E2E", "e2el"))
 STATISTICS = (("mean", "mean"), ("p50", "median"), ("p90", "p90"), ("p99", "p99"))

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.calibration.cost import CalibratedCost
-from sim.calibration.noise import Noise, replicates
 from sim.calibration.pauses import PausingCost
-from sim.calibration.profile import Profile
+from sim.cluster.router import make_router
+from sim.cluster.simulation import Simulation
+from sim.cost.calibrated import CalibratedCost
+from sim.cost.noise import Noise, replicates
 from sim.cost.physics import Physics
-from sim.router import make_router
-from sim.simulation import RunResult, Simulation
+from sim.cost.profile import Profile
+from sim.metrics.result import RunResult
 from sim.validation.outcome import Curves, Outcome
 from sim.validation.recorded import RecordedRun
 

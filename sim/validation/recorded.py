@@ -11,11 +11,11 @@ import numpy as np
 
 from engine.core import KernelConfig, Prompt, Scheduler
 from engine.core.errors import InputError
-from engine.core.steplog import AddRecord, ExpandedRecord, StepRecord
-from sim.calibration.cost import CalibratedCost
+from engine.steplog.api import AddRecord, ExpandedRecord, StepRecord
+from engine.steplog.vllm_recording import NS_PER_US, ImportedLog, ReadableLog, open_log
 from sim.calibration.samples import Samples, collect, record_features
+from sim.cost.calibrated import CalibratedCost
 from sim.validation.outcome import Outcome, OutcomeBuilder
-from sim.vllm_import import NS_PER_US, ImportedLog, ReadableLog, open_log
 from sim.workloads.table import Workload
 
 

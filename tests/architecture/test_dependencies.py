@@ -50,8 +50,8 @@ def test_a_simulation_needs_the_base_install_only():
     blocked = {"torch", "transformers", "hypothesis", "scipy", "ray", "tqdm"}
     code = BLOCKER.format(roots=["engine.core"], blocked=blocked)
     code += """
-import sim.cli
-assert sim.cli.run_main(["--workload", "poisson", "--rate", "5", "--num-requests", "20",
+import sim.commands.run
+assert sim.commands.run.run_main(["--workload", "poisson", "--rate", "5", "--num-requests", "20",
     "--model", "qwen3-8b", "--hardware", "h200", "--out", sys.argv[1]]) == 0
 """
     with tempfile.TemporaryDirectory() as folder:
@@ -89,7 +89,7 @@ def test_plain_pytest_finds_the_packages_and_not_the_test_folders():
     """`tests/sim` and `tests/engine` bear the names of packages; `python -m` would hide that."""
     result = subprocess.run(
         [str(Path(sys.executable).parent / "pytest"), "--collect-only", "-q",
-         "tests/sim/test_calib_intervals.py"],
+         "tests/sim/calibration/test_calib_intervals.py"],
         cwd=ROOT, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout[-2000:]

@@ -13,7 +13,7 @@ if not os.path.exists("/dev/nvidiactl"):
 @pytest.fixture(scope="session")
 def smollm2_folder(tmp_path_factory) -> Path:
     """SmolLM2 in float32, unpacked once for all tests."""
-    from engine.model_tools import smollm2
+    from engine.commands import model_smollm2 as smollm2
 
     pytest.importorskip("gguf")
     try:

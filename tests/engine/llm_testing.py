@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
+from engine.commands.model_random import write_random_model
 from engine.llm import LLM
-from engine.model_tools.presets import PRESETS
-from engine.model_tools.random_model import write_random_model
-from engine.sampling import SamplingParams
+from engine.models.presets import PRESETS
+from engine.sampling_params import SamplingParams
 
 VOCAB_SIZE = 259
 EOS_ID = 2

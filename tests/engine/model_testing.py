@@ -8,10 +8,10 @@ import torch
 
 from engine.attention.base import AttentionMetadata
 from engine.attention.torch_backend import TorchAttention
-from engine.loader import load_weights
+from engine.distributed.group import TpGroup
 from engine.models.build import build_model
 from engine.models.config import load_model_config
-from engine.parallel.group import TpGroup
+from engine.models.loader import load_weights
 
 COMMON = dict(
     vocab_size=97,
@@ -121,3 +121,35 @@ def step(model, caches, rows, tables, device="cpu"):
     )
     with torch.inference_mode():
         return model(ints(ids, torch.int64), ints(positions, torch.int64), caches, meta)
+
+
+ROPES = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 8192},
+    "yarn-mscale": {
+        "factor": 40.0,
+        "original_max_position_embeddings": 4096,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.8,
+        "beta_fast": 16,
+        "beta_slow": 2,
+        "truncate": False,
+    },
+    "yarn-attention-factor": {
+        "factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "attention_factor": 0.7,
+    },
+}
+
+
+def rope_raw(kind, theta=10000.0):
+    params = {"rope_type": kind.split("-")[0], "rope_theta": theta, **ROPES[kind]}
+    return {"max_position_embeddings": 32768, "rope_parameters": params}

@@ -12,10 +12,10 @@ from llm_testing import VOCAB_SIZE, greedy, start, tokens_of, write_tiny_model
 from engine.cli import main as cli
 from engine.core import audit
 from engine.core.errors import ConfigError, InputError, RequestRejected
-from engine.kv_cache import OutOfMemoryAtStart
 from engine.llm import EngineClosed
-from engine.sampling import SamplingParams
-from engine.step_loop import StepFailed
+from engine.sampling_params import SamplingParams
+from engine.step.loop import StepFailed
+from engine.worker.kv_cache import OutOfMemoryAtStart
 
 
 @pytest.fixture(scope="module")

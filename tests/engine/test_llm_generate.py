@@ -6,8 +6,8 @@ import pytest
 from llm_testing import greedy, make_prompts, one_by_one, start, tokens_of, write_tiny_model
 
 from engine.cli import main as cli
-from engine.outputs import RequestOutput
-from engine.sampling import SamplingParams
+from engine.requests.outputs import RequestOutput
+from engine.sampling_params import SamplingParams
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,13 @@ import torch
 from llm_testing import greedy, make_prompts, tokens_of
 
 from engine.cli import main as cli
+from engine.commands.model_random import write_random_model
 from engine.core import audit
 from engine.core.errors import ConfigError
-from engine.kv_cache import OutOfMemoryAtStart
 from engine.llm import LLM
-from engine.model_tools.presets import PRESETS
-from engine.model_tools.random_model import write_random_model
-from engine.sampling import SamplingParams
+from engine.models.presets import PRESETS
+from engine.sampling_params import SamplingParams
+from engine.worker.kv_cache import OutOfMemoryAtStart
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,7 +8,7 @@ import pytest
 from llm_testing import EOS_ID, VOCAB_SIZE, one_by_one, start, tokens_of, write_tiny_model
 
 from engine.cli import main as cli
-from engine.sampling import SamplingParams
+from engine.sampling_params import SamplingParams
 
 NUM_REQUESTS = 14
 HEAD = [9, 8, 7, 6, 5, 4, 3, 9, 8, 7, 6, 5]

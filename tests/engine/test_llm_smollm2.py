@@ -9,8 +9,8 @@ from llm_testing import tokens_of
 
 from engine.cli import main as cli
 from engine.llm import LLM
-from engine.rank_probe import STATE_DIGEST
-from engine.sampling import SamplingParams
+from engine.sampling_params import SamplingParams
+from engine.worker.probe import STATE_DIGEST
 
 PROMPTS = [
     "The capital of France is",

@@ -8,8 +8,8 @@ import shutil
 import pytest
 from llm_testing import VOCAB_SIZE, greedy, start, write_tiny_model
 
-from engine.detokenize import IncrementalDetokenizer, decode_output
-from engine.sampling import SamplingParams
+from engine.requests.detokenize import IncrementalDetokenizer, decode_output
+from engine.sampling_params import SamplingParams
 
 PROMPT = [11, 12, 13]
 

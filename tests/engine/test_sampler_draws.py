@@ -7,7 +7,7 @@ import torch
 from kernel_testing import KERNEL_DEVICE as DEVICE
 from scipy.stats import chisquare, kstest
 
-from engine.layers.kernels.race import fused_race, fused_race_keys
+from engine.kernels.race import fused_race, fused_race_keys
 from engine.sampler import (
     SamplingBatch,
     ban_tokens,

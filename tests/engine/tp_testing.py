@@ -27,7 +27,7 @@ class _Meeting:
 
 
 class ThreadGroup:
-    """Behaves as engine.parallel.group.TpGroup for layers."""
+    """Behaves as engine.distributed.group.TpGroup for layers."""
 
     def __init__(self, rank, meeting):
         self.rank, self.size, self.meeting = rank, meeting.size, meeting

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from engine.core.errors import ConfigError, InputError
+from golden.case_table import to_html, to_markdown
 from golden.compare import LogitComparison
 from golden.record import make_record, read_record, write_record
-from golden.report import to_html, to_markdown
 from golden.results import from_stats, judged, run_case, run_failed, skipped
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from engine.cli import main
-from properties.failures import read_failure, shrink
-from properties.mutants.cache import KeepsStaleEntry
-from properties.run import first_failure
-from properties.workloads import random_workload
+from properties.defects.prefix_cache import KeepsStaleEntry
+from properties.search.failures import read_failure, shrink
+from properties.search.run import first_failure
+from properties.search.workloads import random_workload
 
-CANARY = "properties.canary:rarely_stale"
+CANARY = "properties.defects.canary:rarely_stale"
 
 
 def test_search_reports_goals_and_writes_a_record(tmp_path, capsys):
@@ -74,7 +74,7 @@ def write(path: Path, **changes: object) -> Path:
 
 
 def read_version() -> str:
-    from properties.failures import lockstep_version
+    from properties.search.failures import lockstep_version
 
     return lockstep_version()
 

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from array import array
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from places import SHARED
 
 from engine.core import KernelConfig
-from engine.core.steplog import StepLogWriter
+from engine.steplog.api import StepLogWriter
+from sim.cluster.simulation import RunOptions
 from sim.cost.features import CostModel
 from sim.cost.simple import ConstantCost
-from sim.ledger import COMPLETED
-from sim.outputs import request_rows
-from sim.runs import Run, RunPlan, log_header, simulate
-from sim.setup import Deployment, build
-from sim.simulation import RunOptions
+from sim.metrics.requests import COMPLETED
+from sim.run.deployment import Deployment, build
+from sim.run.outputs import request_rows
+from sim.run.run import Run, RunPlan, log_header, simulate
 from sim.workloads.generators import generate, preset
 from sim.workloads.table import Workload
 
 MS = 1_000_000
-SHARED = Path(os.environ.get("LOCKSTEP_SHARED", Path(__file__).parents[3] / "shared"))
 TRACES = SHARED / "traces"
 needs_shared = pytest.mark.skipif(not TRACES.is_dir(), reason="the recordings are not here")
 

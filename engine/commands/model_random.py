@@ -1,0 +1,136 @@
+"""Checkpoints with random weights, of any supported shape, for tests of speed and of shapes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.attention.torch_backend import TorchAttention
+from engine.core.errors import ConfigError, InputError
+from engine.distributed.group import TpGroup
+from engine.models.build import build_model
+from engine.models.config import DTYPES, resolve_model_config
+from engine.models.loader import INDEX_NAME, tensor_seed, weight_kind
+from engine.models.output_folder import save_tensors, whole_folder, write_json
+from engine.models.presets import PRESETS
+
+SHARD_BYTES = 2 << 30
+
+
+def shape_config(like: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The config of a preset, or of a config.json or model folder, with some keys replaced."""
+    if like in PRESETS:
+        raw = dict(PRESETS[like])
+    else:
+        path = Path(like)
+        path = path / "config.json" if path.is_dir() else path
+        if not path.is_file():
+            known = ", ".join(PRESETS)
+            raise ConfigError("--like", like, f"is neither a file nor one of: {known}")
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise InputError(f"{path} is not readable JSON: {error}") from None
+    raw.update(overrides or {})
+    return raw
+
+
+def write_random_model(
+    out: Path,
+    raw: Mapping[str, Any],
+    *,
+    seed: int = 0,
+    dtype: str = "bfloat16",
+    std: float = 0.02,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write config and random weights to the new folder `out`, never holding more than one shard.
+
+    Matrices are normal with deviation `std`, norms ones, biases zero; equal seeds give equal files.
+    """
+    config = resolve_model_config(raw, ())
+    # On the meta device the model takes no memory, yet names every tensor and its shape.
+    model = build_model(config, TpGroup(), TorchAttention(), torch.float32, "meta", max_position=1)
+    shapes = {item.name: item.full_shape for item in model.weight_slices()}
+    torch_dtype = getattr(torch, dtype)
+    with whole_folder(out) as scratch:
+        write_json(scratch / "config.json", {**raw, "dtype": dtype, "torch_dtype": dtype})
+        shards = list(_split(shapes, torch_dtype.itemsize, shard_bytes))
+        weight_map: dict[str, str] = {}
+        for i, names in enumerate(shards):
+            file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
+            tensors = {
+                name: _random(name, shapes[name], seed, std).to(torch_dtype) for name in names
+            }
+            save_tensors(tensors, scratch / file)
+            weight_map.update(dict.fromkeys(names, file))
+        write_json(scratch / INDEX_NAME, {"metadata": {}, "weight_map": weight_map})
+
+
+def _split(
+    shapes: Mapping[str, tuple[int, ...]], itemsize: int, shard_bytes: int
+) -> Iterator[list[str]]:
+    names: list[str] = []
+    size = 0
+    for name, shape in shapes.items():
+        num_bytes = torch.Size(shape).numel() * itemsize
+        if names and size + num_bytes > shard_bytes:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += num_bytes
+    yield names
+
+
+def _random(name: str, shape: tuple[int, ...], seed: int, std: float) -> Tensor:
+    kind = weight_kind(name)
+    if kind == "norm":
+        return torch.ones(shape)
+    if kind == "bias":
+        return torch.zeros(shape)
+    generator = torch.Generator().manual_seed(tensor_seed(seed, name))
+    return torch.empty(shape).normal_(0.0, std, generator=generator)
+
+
+def _override(text: str) -> tuple[str, Any]:
+    key, separator, value = text.partition("=")
+    if not separator:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    try:
+        return key, json.loads(value)
+    except json.JSONDecodeError:
+        return key, value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The verb `lockstep model random`."""
+    parser = argparse.ArgumentParser(prog="lockstep model random", description=__doc__)
+    parser.add_argument(
+        "--like", required=True, help=f"a folder, a config.json, or one of: {', '.join(PRESETS)}"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder to create")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    parser.add_argument("--std", type=float, default=0.02, help="deviation of the matrices")
+    parser.add_argument(
+        "--set",
+        type=_override,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="replace one key of the config; the value is JSON",
+    )
+    options = parser.parse_args(argv)
+    if options.seed < 0:
+        raise ConfigError("--seed", options.seed, "must not be negative")
+    raw = shape_config(options.like, dict(options.set))
+    write_random_model(options.out, raw, seed=options.seed, dtype=options.dtype, std=options.std)
+    print(f"wrote {options.out}", file=sys.stderr)
+    return 0

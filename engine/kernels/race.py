@@ -1,0 +1,169 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# ruff: noqa: ANN001, ANN202 (Triton gives its own meaning to annotations)
+"""The exponential race over the vocabulary, or a rank's part of it, in one read of the logits."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.sizes import cdiv, next_power_of_2
+
+_BLOCK = 2048
+_TARGET_PROGRAMS = 1056
+
+
+@triton.jit
+def _mix64(x):
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def _log2(x, NATIVE: tl.constexpr):
+    if NATIVE:
+        # One instruction of the special function unit, where tl.log2 is a polynomial of a dozen.
+        return tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return tl.log2(x)
+
+
+@triton.jit
+def _exponential_log2(token, first, second, NATIVE: tl.constexpr):
+    """log2 of the row's exponential number at `token`, up to a constant that all tokens share."""
+    x = token.to(tl.uint32) + first
+    x = ((x ^ (x >> 16)) * 0x21F0AAAD) ^ second
+    x = (x ^ (x >> 15)) * 0xD35A2D97
+    x = x ^ (x >> 15)
+    u = (x.to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 2 ** -32
+    u = tl.minimum(u, 0.9999999403953552)
+    # -log2(1 - u): by its series where 1 - u would round away what matters.
+    series = u * (1.0 + u * (0.5 + u * 0.3333333333333333)) * 1.4426950408889634
+    return _log2(tl.where(u < 0.0078125, series, -_log2(1.0 - u, NATIVE)), NATIVE)
+
+
+@triton.jit
+def _race_kernel(
+    logits_ptr,
+    temperatures_ptr,
+    seeds_ptr,
+    positions_ptr,
+    out_ptr,
+    row_stride,
+    first_token,
+    num_columns,
+    part_size,
+    BLOCK: tl.constexpr,
+    NATIVE: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    part, row = tl.program_id(0), tl.program_id(1)
+    begin = first_token + part * part_size
+    end = tl.minimum(begin + part_size, first_token + num_columns)
+    logits = logits_ptr + row.to(tl.int64) * row_stride - first_token
+    temperature = tl.load(temperatures_ptr + row)
+    lane = tl.arange(0, BLOCK)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    best_at = tl.full([BLOCK], 0, tl.int32) + begin
+    if temperature > 0:
+        seed = tl.load(seeds_ptr + row).to(tl.uint64)
+        position = tl.load(positions_ptr + row).to(tl.uint64)
+        key = _mix64(_mix64(seed + 0x9E3779B97F4A7C15) ^ position)
+        first, second = key.to(tl.uint32), (key >> 32).to(tl.uint32)
+        scale = 1.4426950408889634 / temperature
+        for start in tl.range(begin, end, BLOCK):
+            token = start + lane
+            x = tl.load(logits + token, mask=token < end, other=float("-inf")).to(tl.float32)
+            score = x * scale - _exponential_log2(token, first, second, NATIVE)
+            better = score > best
+            best = tl.where(better, score, best)
+            best_at = tl.where(better, token, best_at)
+    else:
+        for start in tl.range(begin, end, BLOCK):
+            token = start + lane
+            x = tl.load(logits + token, mask=token < end, other=float("-inf")).to(tl.float32)
+            better = x > best
+            best = tl.where(better, x, best)
+            best_at = tl.where(better, token, best_at)
+    top = tl.max(best, axis=0)
+    # Of equal scores the lowest token wins, as in torch.argmax.
+    winner = tl.min(tl.where(best == top, best_at, 0x7FFFFFFF), axis=0)
+    at = row * tl.num_programs(0) + part
+    if KEYS:
+        tl.store(out_ptr + at, _key(top, winner))
+    else:
+        tl.store(out_ptr + at, winner.to(tl.int64))
+
+
+@triton.jit
+def _key(score, token):
+    """See engine.sampler.race_keys."""
+    bits = tl.where(score == 0, 0.0, score).to(tl.int32, bitcast=True)
+    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
+
+
+@triton.jit
+def _final_kernel(key_ptr, out_ptr, PARTS: tl.constexpr, KEYS: tl.constexpr):
+    row = tl.program_id(0)
+    key = tl.max(tl.load(key_ptr + row * PARTS + tl.arange(0, PARTS)), axis=0)
+    if KEYS:
+        tl.store(out_ptr + row, key)
+    else:
+        tl.store(out_ptr + row, 0x7FFFFFFF - (key & 0x7FFFFFFF))
+
+
+def fused_race(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """See engine.sampler.race; rows of the logits may be strided."""
+    return _run(logits, temperatures, seeds, positions, 0, keys=False)
+
+
+def fused_race_keys(
+    logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, first_token: int
+) -> Tensor:
+    """See engine.sampler.race_keys."""
+    return _run(logits, temperatures, seeds, positions, first_token, keys=True)
+
+
+def _run(
+    logits: Tensor,
+    temperatures: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    first_token: int,
+    keys: bool,
+) -> Tensor:
+    num_rows, num_columns = logits.shape
+    assert logits.stride(1) == 1 or num_columns <= 1
+    out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    if num_rows == 0:
+        return out
+    parts = next_power_of_2(cdiv(_TARGET_PROGRAMS, num_rows))
+    parts = min(parts, 64, next_power_of_2(cdiv(num_columns, _BLOCK)))
+    part_size = cdiv(cdiv(num_columns, parts), _BLOCK) * _BLOCK
+    partial = (
+        out if parts == 1 else torch.empty((num_rows, parts), dtype=out.dtype, device=out.device)
+    )
+    _race_kernel[(parts, num_rows)](
+        logits,
+        temperatures,
+        seeds,
+        positions,
+        partial,
+        logits.stride(0),
+        first_token,
+        num_columns,
+        part_size,
+        BLOCK=_BLOCK,
+        NATIVE=logits.device.type != "cpu",
+        KEYS=keys or parts > 1,
+        num_warps=8,
+    )
+    if parts > 1:
+        _final_kernel[(num_rows,)](partial, out, PARTS=parts, KEYS=keys, num_warps=1)
+    return out

@@ -1,0 +1,184 @@
+"""Weights into a model: from safetensors, every tensor accounted for, or random for speed runs."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.errors import WeightError
+from engine.layers.weights import HasWeights, WeightSlice
+
+INDEX_NAME = "model.safetensors.index.json"
+_NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What was read: tensors of the checkpoint, parameters' elements filled, files, skipped."""
+
+    num_tensors: int
+    num_elements: int
+    num_files: int
+    skipped: tuple[str, ...]
+
+
+@torch.no_grad()
+def load_weights(model: HasWeights, folder: str | Path) -> LoadReport:
+    """Fill every parameter of `model` from the safetensors files of `folder`.
+
+    Reads only this rank's slices. Raises WeightError before anything is copied if a tensor is
+    missing, unknown or mis-shaped, and on an unreadable file.
+    """
+    with ExitStack() as stack:
+        checkpoint = _Checkpoint(Path(folder), stack)
+        slices = list(model.weight_slices())
+        skipped = _check_names(slices, model.ignored_weights(), checkpoint)
+        for item in slices:
+            checkpoint.check_shape(item)
+        for item in slices:
+            checkpoint.copy(item)
+        return LoadReport(
+            num_tensors=len({item.name for item in slices}),
+            num_elements=sum(item.target.numel() for item in slices),
+            num_files=checkpoint.num_files,
+            skipped=skipped,
+        )
+
+
+@torch.no_grad()
+def init_dummy_weights(model: HasWeights, seed: int = 0, std: float = 0.02) -> None:
+    """Random weights made on the model's own device, for speed runs without files.
+
+    Norms are ones, biases zeros; the values depend on seed, name and shard, not on order.
+    """
+    for item in model.weight_slices():
+        kind = weight_kind(item.name)
+        if kind == "norm":
+            item.target.fill_(1.0)
+        elif kind == "bias":
+            item.target.zero_()
+        else:
+            generator = torch.Generator(device=item.target.device)
+            generator.manual_seed(tensor_seed(seed, f"{item.name}@{item.start}"))
+            item.target.normal_(0.0, std, generator=generator)
+
+
+def weight_kind(name: str) -> str:
+    """`norm`, `bias` or `matrix`, from the last components of a tensor's name."""
+    parts = name.split(".")
+    if parts[-1] == "bias":
+        return "bias"
+    return "norm" if parts[-2].endswith("norm") or parts[-2] == "norm" else "matrix"
+
+
+def tensor_seed(seed: int, name: str) -> int:
+    """A seed for one tensor that does not depend on the order of the tensors."""
+    # 32 bits: torch's CPU generator ignores the higher ones.
+    return zlib.crc32(f"{seed}/{name}".encode())
+
+
+def _check_names(
+    slices: Iterable[WeightSlice], ignored: frozenset[str], checkpoint: _Checkpoint
+) -> tuple[str, ...]:
+    expected = {item.name for item in slices}
+    missing = sorted(expected - checkpoint.names)
+    if missing:
+        raise WeightError(f"{checkpoint.folder}: no file holds the weight {_some(missing)}")
+    unknown = checkpoint.names - expected
+    extra = sorted(unknown - ignored)
+    if extra:
+        where = checkpoint.file_of(extra[0])
+        raise WeightError(f"{where}: no parameter of the model takes the weight {_some(extra)}")
+    return tuple(sorted(unknown))
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    more = len(names) - _NAMES_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+class _Checkpoint:
+    """The open safetensors files of a folder and the place of every tensor in them."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self._handles: dict[Path, Any] = {}
+        self._files: dict[str, Path] = {}
+        indexed = _read_index(folder)
+        for path in sorted(set(indexed.values())) if indexed else sorted(_loose_files(folder)):
+            handle = self._open(path, stack)
+            for name in handle.keys():  # noqa: SIM118 (a handle is no dict)
+                if name in self._files:
+                    raise WeightError(f"{path}: {name} is also stored in {self._files[name]}")
+                self._files[name] = path
+        for name, path in indexed.items():
+            if self._files.get(name) != path:
+                raise WeightError(f"{path}: the index places {name} here, but it is not there")
+        self.names = frozenset(self._files)
+
+    @property
+    def num_files(self) -> int:
+        return len(self._handles)
+
+    def file_of(self, name: str) -> Path:
+        return self._files[name]
+
+    def _open(self, path: Path, stack: ExitStack) -> Any:  # noqa: ANN401 (untyped library)
+        if not path.is_file():
+            raise WeightError(f"{path}: the index names this file, but it does not exist")
+        try:
+            self._handles[path] = stack.enter_context(safe_open(path, framework="pt"))
+        except (SafetensorError, OSError) as error:
+            raise WeightError(f"{path}: not a whole safetensors file: {error}") from None
+        return self._handles[path]
+
+    def check_shape(self, item: WeightSlice) -> None:
+        path = self._files[item.name]
+        shape = tuple(self._handles[path].get_slice(item.name).get_shape())
+        if shape != item.full_shape:
+            raise WeightError(
+                f"{path}: {item.name} has shape {list(shape)}, "
+                f"the model needs {list(item.full_shape)}"
+            )
+
+    def copy(self, item: WeightSlice) -> None:
+        if item.target.numel() == 0:
+            return
+        path = self._files[item.name]
+        try:
+            stored = self._handles[path].get_slice(item.name)
+            rows = slice(item.start, item.stop)
+            part = stored[rows] if item.dim == 0 else stored[:, rows]
+        except (SafetensorError, OSError) as error:
+            raise WeightError(f"{path}: cannot read {item.name}: {error}") from None
+        if not part.is_floating_point():
+            raise WeightError(f"{path}: {item.name} is stored as {part.dtype}, not floating point")
+        item.target.copy_(part)
+
+
+def _read_index(folder: Path) -> dict[str, Path]:
+    """Tensor name to file, from the index of a sharded checkpoint; empty without one."""
+    path = folder / INDEX_NAME
+    if not path.is_file():
+        return {}
+    try:
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        return {str(name): folder / str(file) for name, file in weight_map.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightError(f"{path}: not a safetensors index: {error!r}") from None
+
+
+def _loose_files(folder: Path) -> Iterator[Path]:
+    files = list(folder.glob("*.safetensors"))
+    if not files:
+        raise WeightError(f"{folder}: holds no *.safetensors file")
+    return iter(files)

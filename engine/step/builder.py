@@ -1,0 +1,196 @@
+"""From the kernel's StepPlan to the runners' StepCommand: slots, deltas and row order.
+
+Runs beside the scheduler, on the host, without torch. It only ever reads plans; the device state
+that it mirrors is whether the decode rows are still those of the step before.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from engine.core.plan import Chunk, StepPlan
+from engine.core.request import RequestId
+from engine.sampling_params import SamplingParams
+from engine.worker.command import BannedTokens, ChunkCommand, SlotParams, StepCommand
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSampling:
+    """What the runners must know to sample for one request."""
+
+    params: SamplingParams
+    seed: int
+    prompt_len: int
+    stop_token_ids: frozenset[int]
+
+    @property
+    def is_special(self) -> bool:
+        """True if temperature and seed alone do not decide every token."""
+        params = self.params
+        return params.filters_tokens or params.logprobs is not None or self.bans_tokens
+
+    @property
+    def bans_tokens(self) -> bool:
+        """True if some ids must not be drawn at first."""
+        return self.params.min_tokens > 0 and bool(self.stop_token_ids)
+
+
+class StepBuilder:
+    """Assigns a slot to every request that holds blocks, and turns plans into commands."""
+
+    def __init__(self, num_slots: int, width: int) -> None:
+        self._width = width
+        self._free_slots = list(range(num_slots - 1, -1, -1))
+        self._slots: dict[RequestId, int] = {}
+        self._requests: dict[RequestId, RequestSampling] = {}
+        self._special: dict[RequestId, RequestSampling] = {}
+        self._generation: int | None = None
+        self._next_clock = 0
+
+    @property
+    def num_free_slots(self) -> int:
+        """Slots without a request."""
+        return len(self._free_slots)
+
+    def add(self, request_id: RequestId, sampling: RequestSampling) -> None:
+        """Registers a request; it gets a slot when it is first admitted."""
+        self._requests[request_id] = sampling
+
+    def remove(self, request_id: RequestId) -> None:
+        """Forgets a finished request; its slot is free for the next plan."""
+        self._requests.pop(request_id, None)
+        self._release(request_id)
+
+    def forget_rows(self) -> None:
+        """After a failed step: what the device holds of the decode rows is unknown."""
+        self._generation = None
+
+    def build(self, plan: StepPlan) -> StepCommand:
+        """The command of a plan; plans must come in the order in which they were scheduled."""
+        for request_id in plan.preempted:
+            self._release(request_id)
+        new_slots = tuple(self._admit(admission.request_id) for admission in plan.admitted)
+        slots, positions = self._decode_rows(plan)
+        table_index, table_blocks = self._table_changes(plan)
+        command = StepCommand(
+            step=plan.step,
+            num_decodes=len(plan.decode),
+            decode_slots=slots,
+            decode_positions=positions,
+            table_index=table_index,
+            table_blocks=table_blocks,
+            new_slots=new_slots,
+            chunks=tuple(self._chunk(chunk) for chunk in plan.chunks),
+        )
+        return self._with_special_sampling(plan, command) if self._special else command
+
+    def _admit(self, request_id: RequestId) -> SlotParams:
+        slot = self._slots[request_id] = self._free_slots.pop()
+        sampling = self._requests[request_id]
+        if sampling.is_special:
+            self._special[request_id] = sampling
+        params = sampling.params
+        return SlotParams(
+            slot=slot,
+            temperature=0.0 if params.is_greedy else params.temperature,
+            top_k=max(0, params.top_k),
+            top_p=params.top_p,
+            min_p=params.min_p,
+            seed=sampling.seed,
+        )
+
+    def _release(self, request_id: RequestId) -> None:
+        slot = self._slots.pop(request_id, None)
+        if slot is not None:
+            self._free_slots.append(slot)
+        self._special.pop(request_id, None)
+
+    def _decode_rows(self, plan: StepPlan) -> tuple[array[int] | None, array[int] | None]:
+        decode = plan.decode
+        if not decode.request_ids:
+            return None, None
+        if decode.generation == self._generation and plan.clock == self._next_clock:
+            self._next_clock += 1
+            return None, None
+        self._generation, self._next_clock = decode.generation, plan.clock + 1
+        slots, clock = self._slots, plan.clock
+        return (
+            array("q", [slots[request_id] for request_id in decode.request_ids]),
+            array("q", [base + clock for base in decode.base_positions]),
+        )
+
+    def _table_changes(self, plan: StepPlan) -> tuple[array[int], array[int]]:
+        index, blocks = array("q"), array("q")
+        for new in plan.new_blocks:
+            start = self._slots[new.request_id] * self._width + new.first_index
+            index.extend(range(start, start + len(new.block_ids)))
+            blocks.extend(new.block_ids)
+        return index, blocks
+
+    def _chunk(self, chunk: Chunk) -> ChunkCommand:
+        slot = self._slots[chunk.request_id]
+        return ChunkCommand(slot, chunk.first_position, chunk.token_ids, chunk.samples)
+
+    def _with_special_sampling(self, plan: StepPlan, command: StepCommand) -> StepCommand:
+        needs_filters = False
+        num_logprobs: int | None = None
+        banned: list[BannedTokens] = []
+        for row, (request_id, position) in enumerate(_sampled_rows(plan)):
+            special = self._special.get(request_id)
+            if special is None:
+                continue
+            params = special.params
+            needs_filters |= params.filters_tokens
+            if params.logprobs is not None:
+                num_logprobs = max(num_logprobs or 0, params.logprobs)
+            # The row computes `position`, so it draws output number position - prompt_len + 2.
+            if special.bans_tokens and position + 1 - special.prompt_len < params.min_tokens:
+                banned.append(BannedTokens(row, array("q", sorted(special.stop_token_ids))))
+        return StepCommand(
+            step=command.step,
+            num_decodes=command.num_decodes,
+            decode_slots=command.decode_slots,
+            decode_positions=command.decode_positions,
+            table_index=command.table_index,
+            table_blocks=command.table_blocks,
+            new_slots=command.new_slots,
+            chunks=command.chunks,
+            needs_filters=needs_filters,
+            num_logprobs=num_logprobs,
+            banned=tuple(banned),
+        )
+
+
+def _sampled_rows(plan: StepPlan) -> Iterable[tuple[RequestId, int]]:
+    """(request, last computed position) of the sampled rows in the runners' order."""
+    clock = plan.clock
+    for request_id, base in zip(plan.decode.request_ids, plan.decode.base_positions, strict=True):
+        yield request_id, base + clock
+    for chunk in plan.chunks:
+        if chunk.samples:
+            yield chunk.request_id, chunk.first_position + chunk.num_tokens - 1
+
+
+def in_batch_order(plan: StepPlan, by_row: Sequence[int]) -> Sequence[int]:
+    """Items of the sampled rows (decodes first, then chunks) in the plan's batch order."""
+    order = batch_order(plan)
+    return by_row if order is None else [by_row[row] for row in order]
+
+
+def batch_order(plan: StepPlan) -> list[int] | None:
+    """Place among the runners' sampled rows of each of `plan.sampled_ids`; None if equal."""
+    num_decodes = len(plan.decode)
+    if all(chunk.row >= num_decodes for chunk in plan.chunks):
+        return None
+    order: list[int] = []
+    next_decode, next_chunk = 0, num_decodes
+    for entry in plan.entries:
+        if entry.is_decode:
+            order.append(next_decode)
+            next_decode += 1
+        elif entry.samples:
+            order.append(next_chunk)
+            next_chunk += 1
+    return order

@@ -1,0 +1,1 @@
+"""The numeric suites; part of the repository, not of the wheel."""

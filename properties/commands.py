@@ -1,0 +1,188 @@
+"""`lockstep verify search|replay|conformance|...`: exit 0 kept, 1 a law is broken, 2 bad usage."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from engine.core.errors import InputError
+from properties.defects.perturb import Perturbed
+from properties.follower.goals import GOALS
+from properties.follower.view import LawBroken
+from properties.search import failures
+from properties.search.failures import KERNEL, load_factory, read_failure, workload_of
+from properties.search.run import Factory, kernel
+from properties.search.search import SearchResult, search, workload_of_seed
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value
+
+
+def search_main(argv: list[str]) -> int:
+    """`lockstep verify search`."""
+    parser = argparse.ArgumentParser(
+        prog="lockstep verify search",
+        description="Runs random small workloads through the kernel and checks every law.",
+    )
+    parser.add_argument("--seconds", type=_positive, help="stop after this time (default 60)")
+    parser.add_argument("--workloads", type=_count, help="stop after this many workloads")
+    parser.add_argument("--seed", type=int, default=0, help="first workload (default 0)")
+    parser.add_argument("--jobs", type=_count, default=1, help="processes (default 1)")
+    parser.add_argument("--policy", choices=("mixed", "prefill_first"), help="default: both")
+    parser.add_argument("--target", default=KERNEL, help="module:factory of another scheduler")
+    parser.add_argument("--out", type=Path, default=Path("out/failures"), help="failure files")
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="write the record to this file, or print it instead of the text",
+    )
+    args = parser.parse_args(argv)
+    load_factory(args.target)  # a typing error shows before any work
+    seconds = args.seconds
+    if seconds is None and args.workloads is None:
+        seconds = 60.0
+    searched = failures.commit()  # the tree may move on meanwhile
+    result = search(args.seed, seconds, args.workloads, args.jobs, args.policy, args.target)
+    record = {**_record(result, args), "commit": searched}
+    text = json.dumps(record, indent=1)
+    if args.json == "-":
+        print(text)
+    else:
+        _report(result)
+    if args.json not in (None, "-"):
+        path = Path(args.json)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    for seed, mode, law, _ in result.failures[:3]:
+        written = _write(args, seed, mode, law)
+        print(f"replay with: lockstep verify replay {written}", file=sys.stderr)
+    return 1 if result.failures or result.missed_goals else 0
+
+
+def _write(args: argparse.Namespace, seed: int, mode: str, law: str) -> Path:
+    """Shrinks a failure and writes it."""
+    target = args.target
+    if mode == "perturbed" and target == KERNEL:
+        target = f"{Perturbed.__module__}:{Perturbed.__name__}"
+    factory = _factory(target)
+    options = {"perturbed": mode == "perturbed", "thorough": mode != "plain"}
+    workload = failures.shrink(workload_of_seed(seed, args.policy), law, factory, **options)
+    broken = failures.failure_of(workload, factory, **options)
+    path: Path = args.out / f"{law}-{seed}.json"
+    found = broken or LawBroken(law, "?")
+    failures.write_failure(path, workload, found, seed, target, options["thorough"])
+    return path
+
+
+def _factory(target: str) -> Factory:
+    return kernel if target == KERNEL else load_factory(target)
+
+
+def _record(result: SearchResult, args: argparse.Namespace) -> dict[str, Any]:
+    options = [f"--seed {args.seed}", f"--jobs {args.jobs}"]
+    options += [f"--seconds {args.seconds:g}"] if args.seconds else []
+    options += [f"--workloads {args.workloads}"] if args.workloads else []
+    return {
+        "command": f"lockstep verify search {' '.join(options)}",
+        "version": failures.lockstep_version(),
+        "commit": "",
+        "python": platform.python_version(),
+        "machine": f"{_cpu()}, {os.cpu_count()} cores",
+        "workloads": result.workloads,
+        "by_policy": dict(result.by_policy),
+        "with_reference_or_audit": result.thorough,
+        "steps": result.steps,
+        "seconds": round(result.seconds, 1),
+        "workloads_per_second": round(result.workloads / max(result.seconds, 1e-9), 1),
+        "goals": {goal: result.goals[goal] for goal in GOALS},
+        "missed_goals": result.missed_goals,
+        "failures": [list(failure) for failure in result.failures],
+    }
+
+
+def _cpu() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _report(result: SearchResult) -> None:
+    rate = result.workloads / max(result.seconds, 1e-9)
+    print(
+        f"{result.workloads} workloads ({dict(result.by_policy)}), {result.steps} steps in "
+        f"{result.seconds:.1f} s: {rate:.0f} workloads/s"
+    )
+    reached = sum(1 for goal in GOALS if result.goals[goal])
+    print(f"{reached} of {len(GOALS)} goals reached, {len(result.failures)} failures")
+    for goal in result.missed_goals:
+        print(f"goal never reached: {goal}")
+    for seed, mode, law, detail in result.failures[:10]:
+        print(f"seed {seed} ({mode}) breaks {law}: {detail}")
+
+
+def replay_main(argv: list[str]) -> int:
+    """`lockstep verify replay`."""
+    parser = argparse.ArgumentParser(
+        prog="lockstep verify replay", description="Replays a failure file of a search."
+    )
+    parser.add_argument("file", type=Path)
+    args = parser.parse_args(argv)
+    record = read_failure(args.file)
+    try:
+        workload = workload_of(record)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{args.file}: {error}") from error
+    target = record["target"]
+    options = {
+        "perturbed": target.startswith(Perturbed.__module__),
+        "thorough": record.get("thorough", True),
+    }
+    print(f"{target}, {workload.config}")
+    for operation in workload.operations:
+        print(f"  {json.dumps(operation)}")
+    broken = failures.failure_of(workload, _factory(target), **options)
+    if broken is None:
+        print(f"all laws are kept (the file says {record['law']})")
+        return 0
+    print(f"breaks {broken.law}: {broken.detail}", file=sys.stderr)
+    return 1
+
+
+def conformance_main(argv: list[str]) -> int:
+    """`lockstep verify conformance`."""
+    from properties.conformance.kit import check_adapter, describe
+
+    parser = argparse.ArgumentParser(
+        prog="lockstep verify conformance",
+        description="Checks a scheduler of yours against the laws; see docs/conformance.md.",
+    )
+    parser.add_argument("--target", required=True, help="module:factory of the adapter")
+    parser.add_argument("--workloads", type=_count, default=2000, help="default 2000")
+    parser.add_argument("--seed", type=int, default=0, help="first workload (default 0)")
+    args = parser.parse_args(argv)
+    sys.path.insert(0, os.getcwd())  # adapters usually lie in the folder that one works in
+    report = check_adapter(load_factory(args.target), args.workloads, args.seed)
+    print(describe(report), file=sys.stdout if report.passed else sys.stderr)
+    return 0 if report.passed else 1

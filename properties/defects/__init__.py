@@ -1,0 +1,11 @@
+"""Planted defects: subclasses of the real kernel, each caught by the law that it breaks."""
+
+from properties.defects import decisions
+from properties.defects import endings as lifecycle
+from properties.defects import prefix_cache as cache
+from properties.defects import tables as blocks
+from properties.defects.planting import Mutant, Planted
+
+MUTANTS: tuple[Mutant, ...] = blocks.MUTANTS + cache.MUTANTS + decisions.MUTANTS + lifecycle.MUTANTS
+
+__all__ = ["MUTANTS", "Mutant", "Planted"]

@@ -1,0 +1,4 @@
+"""Recorded decisions of other schedulers, and the kernel judged against them.
+
+Imports `engine.core` only.
+"""

@@ -1,0 +1,239 @@
+"""`lockstep verify decisions`: the kernel against the recorded decisions of real systems."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice, zip_longest
+from pathlib import Path
+
+from engine.core.errors import ConfigError, KernelBug, LockstepError, RequestRejected
+from engine.core.request import RequestId
+from properties.recordings.nano_twin import CONDITION, twin_steps
+from properties.recordings.recording import (
+    SchedulerOf,
+    Step,
+    Workload,
+    read_workloads,
+    run_workload,
+)
+
+# Each level also demands the ones above it. Of `admitted`, the second level compares the id and
+# the hit tokens, the third also where the hit blocks were.
+LEVELS: dict[str, tuple[str, ...]] = {
+    "decisions": ("step", "batch", "preempted", "finished"),
+    "cache effect": ("hits", "finish_reasons", "kind", "free_blocks"),
+    "exact blocks": ("admitted", "new_blocks", "waiting", "running", "free_order"),
+}
+EQUAL, SET_ASIDE, DIFFERENT = "equal", "set aside", "different"
+# Far beyond what any workload of this format needs; reached only by a run that gets nowhere.
+_MOST_STEPS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where a workload first differs at one level; a step is None if that side had ended."""
+
+    index: int
+    level: str
+    field: str
+    expected: Step | None
+    got: Step | None
+    error: str = ""
+
+    def __str__(self) -> str:
+        clock = (self.expected or self.got or {}).get("step")
+        lines = [f"step {clock} (recorded step no. {self.index}), field {self.field!r}:"]
+        if self.error:
+            lines.append(f"  the kernel failed: {self.error}")
+        elif self.expected and self.got and self.field in self.expected:
+            lines.append(f"  expected {self.field}: {_dump(self.expected[self.field])}")
+            lines.append(f"  got      {self.field}: {_dump(self.got[self.field])}")
+        lines.append(f"  expected step: {_dump(self.expected)}")
+        lines.append(f"  got step:      {_dump(self.got)}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How one workload compares, per level."""
+
+    workload: str
+    family: str
+    status: dict[str, str]
+    differences: dict[str, Difference]
+
+
+@dataclass(slots=True)
+class FileReport:
+    """What a file of workloads came to."""
+
+    path: Path
+    num_workloads: int = 0
+    counts: dict[str, Counter[str]] = field(
+        default_factory=lambda: {level: Counter() for level in LEVELS}
+    )
+    conditions: Counter[str] = field(default_factory=Counter)
+    impossible: Counter[tuple[str, str]] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def num_different(self) -> int:
+        """Workloads that differ at some level without a reason."""
+        return len(self.failures)
+
+
+def compare(workload: Workload, scheduler_of: SchedulerOf) -> Verdict:
+    """Runs one recorded workload through a scheduler and compares every step."""
+    differences = _first_differences(workload, scheduler_of)
+    status = dict.fromkeys(LEVELS, EQUAL)
+    if differences:
+        # Up to the first difference the recorded state is the kernel's, so the condition must
+        # hold in that very step to explain it; what follows at other levels is its consequence.
+        first = min(difference.index for difference in differences.values())
+        explained = first in twin_steps(workload)
+        for level in differences:
+            status[level] = SET_ASIDE if explained else DIFFERENT
+    return Verdict(workload.name, workload.group, status, differences)
+
+
+def _first_differences(workload: Workload, scheduler_of: SchedulerOf) -> dict[str, Difference]:
+    found: dict[str, Difference] = {}
+    levels = list(LEVELS)
+    index = -1
+    try:
+        run = run_workload(workload, scheduler_of(workload.kernel_config()))
+        # One step more than recorded shows a run that goes on too long.
+        ours = islice(run, len(workload.steps) + 1)
+        for index, (expected, got) in enumerate(zip_longest(workload.steps, ours)):
+            for place, level in enumerate(levels):
+                name = None if level in found else _other_field(expected, got, LEVELS[level])
+                if name is not None:
+                    for lower in levels[place:]:
+                        found.setdefault(lower, Difference(index, level, name, expected, got))
+            if levels[0] in found:
+                break
+    except Exception as error:
+        # A replay of foreign decisions must report what the kernel does, whatever it does.
+        expected = workload.steps[min(index + 1, len(workload.steps) - 1)]
+        failed = Difference(index + 1, levels[0], "exception", expected, None, repr(error))
+        for level in levels:
+            found.setdefault(level, failed)
+    return found
+
+
+def _other_field(expected: Step | None, got: Step | None, names: Iterable[str]) -> str | None:
+    if expected is None or got is None:
+        return "number of steps"
+    for name in names:
+        if name == "hits":
+            if [a[:2] for a in expected["admitted"]] != [a[:2] for a in got["admitted"]]:
+                return "admitted"
+        elif name in expected and expected[name] != got[name]:
+            return name
+    return None
+
+
+def run_impossible(workload: Workload, scheduler_of: SchedulerOf) -> str:
+    """Runs a workload that the recorded system could not finish, with all hardening on.
+
+    Returns:
+        How it ended: refused configuration, rejected requests, or completed.
+
+    Raises:
+        LockstepError: it neither was refused nor completed.
+    """
+    try:
+        scheduler = scheduler_of(workload.kernel_config(hardened=True))
+    except ConfigError:
+        return "configuration refused"
+    rejections: list[RequestRejected] = []
+    ended: set[RequestId] = set()
+    for number, step in enumerate(run_workload(workload, scheduler, rejections)):
+        ended.update(step["finished"])
+        if number > _MOST_STEPS:
+            raise LockstepError(f"no end after {number} steps")
+    refused = {rejection.request_id for rejection in rejections}
+    lost = {item.request.request_id for item in workload.requests} - refused - ended
+    if lost:
+        raise LockstepError(f"requests {sorted(map(str, lost))} never ended")
+    if scheduler.num_free_blocks != workload.kernel_config(hardened=True).num_blocks:
+        raise KernelBug("L5", "blocks are in use after the last request")
+    reasons = sorted({rejection.reason for rejection in rejections})
+    return f"rejected ({', '.join(reasons)}), rest completed" if reasons else "completed"
+
+
+def verify_file(path: Path, scheduler_of: SchedulerOf, every: int = 1) -> FileReport:
+    """Compares every n-th workload of a file."""
+    report = FileReport(path)
+    for workload in islice(read_workloads(path), 0, None, every):
+        report.num_workloads += 1
+        if workload.is_recording:
+            _add_verdict(report, compare(workload, scheduler_of))
+            continue
+        try:
+            report.impossible[workload.group, run_impossible(workload, scheduler_of)] += 1
+        except Exception as error:
+            report.impossible[workload.group, "failed"] += 1
+            report.failures.append(f"{workload.name} ({workload.group}): {error!r}")
+    return report
+
+
+def _add_verdict(report: FileReport, verdict: Verdict) -> None:
+    for level, status in verdict.status.items():
+        report.counts[level][status] += 1
+    if SET_ASIDE in verdict.status.values():
+        report.conditions[CONDITION] += 1
+    for level, status in verdict.status.items():
+        if status == DIFFERENT:
+            difference = verdict.differences[level]
+            where = f"workload {verdict.workload} ({verdict.family}), level {level!r}"
+            report.failures.append(f"{where}, {difference}")
+            return
+
+
+def render(report: FileReport) -> str:
+    """The report as text: a table per level, the conditions, the first difference in full."""
+    lines = [f"{report.path}: {report.num_workloads} workloads"]
+    if any(report.counts.values()):
+        lines.append(f"  {'level':<14}{EQUAL:>8}{SET_ASIDE:>12}{DIFFERENT:>12}")
+        for level, counts in report.counts.items():
+            columns = f"{counts[EQUAL]:>8}{counts[SET_ASIDE]:>12}{counts[DIFFERENT]:>12}"
+            lines.append(f"  {level:<14}{columns}")
+    lines += [f"  set aside by {name}: {count}" for name, count in report.conditions.items()]
+    for (kind, outcome), count in sorted(report.impossible.items()):
+        lines.append(f"  {kind:<18}{count:>4} {outcome}")
+    if report.failures:
+        lines.append(f"  first of {len(report.failures)} differing workloads:")
+        lines += [f"    {line}" for line in report.failures[0].splitlines()]
+    return "\n".join(lines)
+
+
+def main(argv: list[str]) -> int:
+    """Command line of `lockstep verify decisions`."""
+    parser = argparse.ArgumentParser(
+        prog="lockstep verify decisions",
+        description="Run recorded workloads through the kernel and compare every decision.",
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="only each N-th workload")
+    options = parser.parse_args(argv)
+    if options.every < 1:
+        raise ConfigError("--every", options.every, "must be at least 1")
+    from engine.core import Scheduler
+
+    failed = False
+    for path in options.files:
+        report = verify_file(path, Scheduler, options.every)
+        print(render(report))
+        sys.stdout.flush()
+        failed |= bool(report.failures)
+    return int(failed)
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,130 @@
+"""Runs one workload under all checks and names what broke."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from engine.core.audit import audit
+from engine.core.config import KernelConfig
+from engine.core.errors import KernelBug
+from engine.core.scheduler import Scheduler
+from properties.follower import SUSPENDED_IF_ASYNC, SUSPENDED_IF_PERTURBED, Follower
+from properties.follower.view import LawBroken, Target
+from properties.reference import ReferenceScheduler
+from properties.search.driver import Driver
+from properties.search.workloads import Workload
+
+Factory = Callable[[KernelConfig], Target]
+
+
+def kernel(config: KernelConfig) -> Target:
+    """The kernel itself, as a target."""
+    return cast(Target, Scheduler(config))
+
+
+def make_driver(
+    config: KernelConfig,
+    vocabulary: int,
+    factory: Factory = kernel,
+    *,
+    only: frozenset[str] | None = None,
+    thorough: bool = True,
+    perturbed: bool = False,
+    suspended: frozenset[str] = frozenset(),
+) -> Driver:
+    """A driver with its follower; `thorough` adds the state audit and the naive reference."""
+    if config.async_scheduling:
+        suspended |= SUSPENDED_IF_ASYNC
+    if perturbed:
+        suspended |= SUSPENDED_IF_PERTURBED
+    follower = Follower(config, vocabulary, only, suspended)
+    with translated(follower):
+        target = factory(config)
+    twin = None
+    if thorough and not suspended and only is None:
+        twin = ReferenceScheduler(config)
+    checker = _auditor(follower) if thorough and isinstance(target, Scheduler) else None
+    return Driver(target, follower, twin, checker)
+
+
+def run_workload(
+    workload: Workload,
+    factory: Factory = kernel,
+    *,
+    only: frozenset[str] | None = None,
+    thorough: bool = True,
+    perturbed: bool = False,
+    suspended: frozenset[str] = frozenset(),
+) -> Follower:
+    """Runs a workload to its end.
+
+    Raises:
+        LawBroken: the first broken law; a crash counts as law `CRASH`.
+    """
+    driver = make_driver(
+        workload.config,
+        workload.vocabulary,
+        factory,
+        only=only,
+        thorough=thorough,
+        perturbed=perturbed,
+        suspended=suspended,
+    )
+    with translated(driver.follower):
+        for operation in workload.operations:
+            driver.apply(operation)
+    return driver.follower
+
+
+@contextmanager
+def translated(follower: Follower) -> Iterator[None]:
+    """Turns alarms of the kernel and crashes into broken laws.
+
+    With the follower's `only`, an alarm of another law ends the run quietly: it proves nothing.
+    """
+    try:
+        yield
+    except LawBroken:
+        raise
+    except Exception as crash:
+        law = crash.law if isinstance(crash, KernelBug) else _law_of(crash)
+        if follower.only is None or law in follower.only:
+            where = traceback.extract_tb(crash.__traceback__)[-1]
+            detail = f"{type(crash).__name__}: {crash} in {where.name}"
+            raise LawBroken(law, f"step {follower.ledger.steps}: {detail}") from crash
+
+
+def _law_of(crash: Exception) -> str:
+    """The law that a failed assertion of the kernel cites, else `CRASH`."""
+    cited = re.match(r"([A-Z]\d+): ", str(crash)) if isinstance(crash, AssertionError) else None
+    return cited.group(1) if cited else "CRASH"
+
+
+def _auditor(follower: Follower) -> Callable[[Any], None]:
+    def check(target: Any) -> None:  # noqa: ANN401
+        try:
+            audit(target)
+        except KernelBug as bug:
+            follower.complain(bug.law, bug.detail)
+
+    return check
+
+
+def first_failure(
+    factory: Factory,
+    workloads: Callable[[int], Workload],
+    seeds: range,
+    only: frozenset[str] | None = None,
+    perturbed: bool = False,
+) -> tuple[int, LawBroken] | None:
+    """The first seed of a range whose workload breaks a law."""
+    for seed in seeds:
+        try:
+            run_workload(workloads(seed), factory, only=only, perturbed=perturbed)
+        except LawBroken as broken:
+            return seed, broken
+    return None

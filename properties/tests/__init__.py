@@ -1,0 +1,1 @@
+"""The property suites; part of the repository, not of the wheel."""

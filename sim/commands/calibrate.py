@@ -1,0 +1,120 @@
+"""`lockstep sim calibrate`: fits a profile to step logs or recordings."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.core.errors import ConfigError, InputError
+from sim.calibration.build import Calibration, calibrate, graphs_of, target_of
+from sim.calibration.evaluate import Fold
+from sim.calibration.fit_report import render_calibration
+from sim.calibration.samples import Samples, read_samples
+from sim.cost.profile import check_dtype, save_profile
+from sim.cost.terms import HOST_TERMS, STEP_TERMS
+from sim.specs.hardware import hardware_named
+from sim.specs.models import ModelShape, model_named
+
+
+def calibrate_main(argv: Sequence[str]) -> int:
+    """Fits and writes a profile; returns the exit code 0.
+
+    Raises:
+        ConfigError, InputError: an option or a log is wrong; nothing was written.
+    """
+    arguments = _parser().parse_args(argv)
+    out: Path = arguments.out
+    report: Path = arguments.report or out.with_suffix(".html")
+    if out.suffix != ".json":
+        raise ConfigError("out", str(out), "a profile's name ends with .json")
+    for path in (out, report):
+        if not path.parent.is_dir():
+            raise ConfigError("out", str(path), "its directory does not exist")
+    logs = [read_samples(path) for path in arguments.logs]
+    model, dtype = _model_of(logs, arguments.model), check_dtype(arguments.dtype)
+    model.check_tp(arguments.tp)
+    hardware = hardware_named(_named(logs, "hardware", arguments.hardware))
+    target = target_of(
+        model, hardware.name, dtype, arguments.tp, _engine_of(logs, arguments.engine)
+    )
+    graphs = graphs_of(logs, arguments.graphs)
+    result = calibrate(logs, arguments.logs, target, graphs)
+    page = render_calibration(result)
+    save_profile(result.profile, out)
+    report.write_text(page, encoding="utf-8")
+    print_result(result)
+    print(f"profile: {out}\nreport: {report}")
+    return 0
+
+
+def print_result(result: Calibration) -> None:
+    """The errors and coefficients as a short table."""
+    title = "held out" if result.folds else "in sample (one log: nothing was held out)"
+    print(f"step time errors, {title}, %: mean absolute / mean / of the total time")
+    for fold in result.folds or result.in_sample:
+        cells = [
+            f"{kind} {error.mape:.2f} / {error.bias:+.2f} / {error.time_bias:+.2f}"
+            f" ({error.num_steps:,}{_ahead(fold, kind)})"
+            for kind, error in fold.errors.items()
+            if kind in ("decode", "mixed")
+        ]
+        print(f"  {fold.name}: {'; '.join(cells)}; host gaps {fold.gap_error:+.2f} % of the time")
+    profile = result.profile
+    if profile.pauses is not None:
+        print(
+            f"the recording process paused once per {profile.pauses.every_entries:,} scheduled"
+            f" entries, {profile.pauses.ns_per_entry:,.0f} ns for each entry up to then"
+        )
+    print("coefficients, us")
+    for terms, values in ((STEP_TERMS, profile.step_ns), (HOST_TERMS, profile.host_ns)):
+        for term, value in zip(terms, values, strict=True):
+            print(f"  {term.name:<16} {value / 1e3:>10.2f} per {term.unit:<12}  {term.meaning}")
+
+
+def _ahead(fold: Fold, kind: str) -> str:
+    return f", one step ahead {fold.ahead[kind].mape:.2f}" if kind in fold.ahead else ""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lockstep sim calibrate",
+        description="Fit a cost model to step logs or recorded vLLM runs.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="step log or recording")
+    parser.add_argument("--out", type=Path, required=True, help="profile to write, .json")
+    parser.add_argument("--report", type=Path, help="HTML report; default: beside the profile")
+    parser.add_argument("--model", help="model name or config.json, where the logs do not say")
+    parser.add_argument("--hardware", help="hardware name, where the logs do not say")
+    parser.add_argument("--dtype", default="bfloat16", help="dtype of weights and KV")
+    parser.add_argument("--tp", type=int, default=1, help="tensor parallel size of the logs")
+    parser.add_argument("--engine", help="name and version of the engine that was recorded")
+    parser.add_argument(
+        "--graphs", default="auto", help="captured graphs: auto, vllm, none, or sizes as 1,2,4"
+    )
+    return parser
+
+
+def _named(logs: Sequence[Samples], what: str, option: str | None) -> str:
+    """The option, or what all logs say; they must not contradict each other."""
+    said = {str(getattr(log.header, what).get("name", "")) for log in logs} - {""}
+    if option is not None:
+        other = said - {option, option.lower()}
+        if other:
+            raise ConfigError(what, option, f"the logs are of {', '.join(sorted(other))}")
+        return option
+    if len(said) != 1:
+        raise InputError(f"the logs do not say which {what} they are of: give --{what}")
+    return said.pop()
+
+
+def _model_of(logs: Sequence[Samples], option: str | None) -> ModelShape:
+    return model_named(_named(logs, "model", option))
+
+
+def _engine_of(logs: Sequence[Samples], option: str | None) -> str:
+    if option is not None:
+        return option
+    said = {str(log.header.options.get("engine", "")) for log in logs} - {""}
+    return said.pop() if len(said) == 1 else f"lockstep {logs[0].header.lockstep_version}".strip()

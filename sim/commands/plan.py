@@ -1,0 +1,156 @@
+"""`lockstep sim plan`: reads a study, searches with live progress, writes table, JSON and HTML."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from engine.core.errors import ConfigError, InputError, LockstepError
+from sim.planning.cache import ResultCache
+from sim.planning.executors import make_executor
+from sim.planning.interleave import Driver
+from sim.planning.parse import read_study
+from sim.planning.plan_files import TABLE_HEADER, answer, table_rows, text_table, write_plan
+from sim.planning.plan_report import render_plan
+from sim.planning.planner import Plan, Planner
+from sim.planning.sampling import load_source
+from sim.planning.study import Study
+from sim.planning.trial import Trial, TrialResult
+
+_LINE_EVERY_S = 10.0
+_DRAW_EVERY_S = 0.2
+
+
+def main(argv: Sequence[str]) -> int:
+    """Carries out a study; returns 0 with an answer, 1 if nothing meets the SLO.
+
+    Raises:
+        ConfigError, InputError: the study or an option is wrong.
+    """
+    arguments = _parser().parse_args(argv)
+    if arguments.init:
+        return _init(arguments.study)
+    if arguments.jobs < 1:
+        raise ConfigError("jobs", arguments.jobs, "must be at least 1")
+    study = read_study(arguments.study)
+    out = arguments.out or arguments.study.with_name(arguments.study.stem + "-plan")
+    plan = _carry_out(study, out, arguments)
+    write_plan(plan, out / "plan.json")
+    (out / "report.html").write_text(render_plan(plan), encoding="utf-8")
+    print(text_table(TABLE_HEADER, table_rows(plan)))
+    for candidate, reason in plan.left_out:
+        print(f"left out: {candidate.name}: {reason}")
+    for warning in plan.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    print(f"plan: {out / 'plan.json'}\nreport: {out / 'report.html'}")
+    if plan.best is None:
+        raise LockstepError(answer(plan))
+    print(answer(plan))
+    return 0
+
+
+def _carry_out(study: Study, out: Path, arguments: argparse.Namespace) -> Plan:
+    source = load_source(study.workload)
+    if out.exists() and not out.is_dir():
+        raise ConfigError("out", str(out), "exists and is not a directory")
+    cache = ResultCache(arguments.cache or out / "cache", source)
+    out.mkdir(parents=True, exist_ok=True)
+    progress = _Progress(not arguments.quiet)
+    with make_executor(source, arguments.jobs, arguments.ray) as executor:
+        driver = Driver(executor, cache, progress.trial)
+        plan = Planner(study, source, driver, progress.stage).plan()
+    progress.end()
+    return plan
+
+
+class _Progress:
+    """Live progress on stderr: a line that is redrawn, or now and then a line in a log."""
+
+    def __init__(self, shown: bool) -> None:
+        self._shown, self._live = shown, sys.stderr.isatty()
+        self._begin = self._drawn = time.monotonic()
+        self._done = self._cached = self._stopped = 0
+        self._stage = ""
+
+    def stage(self, text: str) -> None:
+        """A new stage begins."""
+        if self._shown:
+            self._clear()
+            print(f"{self._seconds():6.0f} s  {text}", file=sys.stderr, flush=True)
+        self._stage = text
+
+    def trial(self, name: str, trial: Trial, result: TrialResult, cached: bool) -> None:
+        """A run has ended, or was found in the cache."""
+        self._done += not cached
+        self._cached += cached
+        self._stopped += result.stopped and not cached
+        if not self._shown:
+            return
+        if result.error is not None:
+            self._clear()
+            print(f"run failed: {name} at {_rate(trial)}: {result.error}", file=sys.stderr)
+        now = time.monotonic()
+        if now - self._drawn < (_DRAW_EVERY_S if self._live else _LINE_EVERY_S):
+            return
+        self._drawn = now
+        verdict = "met" if result.met else f"missed {result.binding}"
+        text = f"{self._counts()}; {name} at {_rate(trial)}: {verdict}"
+        if self._live:
+            print(f"\r\x1b[K{self._seconds():6.0f} s  {text[:110]}", end="", file=sys.stderr)
+        else:
+            print(f"{self._seconds():6.0f} s  {text}", file=sys.stderr)
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        """Everything has run."""
+        if self._shown:
+            self._clear()
+            print(f"{self._seconds():6.0f} s  {self._counts()}", file=sys.stderr)
+
+    def _counts(self) -> str:
+        text = f"{self._done} runs ({self._stopped} stopped early)"
+        return text + (f", {self._cached} from the cache" if self._cached else "")
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._begin
+
+    def _clear(self) -> None:
+        if self._live:
+            print("\r\x1b[K", end="", file=sys.stderr)
+
+
+def _rate(trial: Trial) -> str:
+    return "saturation" if trial.rate is None else f"{trial.rate:.4g}"
+
+
+def _init(path: Path) -> int:
+    if path.exists():
+        raise ConfigError("study", str(path), "exists; --init overwrites nothing")
+    example = resources.files("sim") / "data" / "study_example.yaml"
+    try:
+        path.write_text(example.read_text(encoding="utf-8"), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+    print(f"wrote {path}; run it with: lockstep sim plan {path}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lockstep sim plan",
+        description="Find the deployment that meets an SLO for a workload, and its capacity.",
+    )
+    parser.add_argument("study", type=Path, metavar="STUDY.yaml", help="the study")
+    parser.add_argument("--init", action="store_true", help="write a commented example study")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="results (default: STUDY-plan)")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="runs (default: DIR/cache)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default 1)")
+    parser.add_argument(
+        "--ray", metavar="ADDRESS", help="run on a Ray cluster; local starts one here"
+    )
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    return parser

@@ -1,0 +1,144 @@
+"""`lockstep sim run`: options, the run, and a short table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from engine.steplog.api import StepLogWriter
+from sim.commands.options import (
+    HelpFormatter,
+    OneLineParser,
+    add_options,
+    deployment_of,
+    load_workload,
+    run_options_of,
+)
+from sim.metrics.summary import Summary, parse_goodput
+from sim.report.run_report import LATENCY_COLUMNS, fact_rows, latency_rows, warnings_of
+from sim.run.deployment import build
+from sim.run.intervals import run_intervals
+from sim.run.outputs import STEP_LOG, OutputDirectory, write_outputs
+from sim.run.run import Run, RunPlan, log_header, simulate
+
+_PROGRESS_EVERY_S = 0.5
+
+
+def run_main(argv: Sequence[str]) -> int:
+    """Simulates one workload; returns the exit code 0.
+
+    Raises:
+        ConfigError, InputError: the command line or a file is wrong; nothing was written.
+    """
+    parser = OneLineParser(
+        prog="lockstep sim run",
+        usage="%(prog)s (--trace FILE | --workload NAME) [options]",
+        description="Simulate a trace or a synthetic workload with the engine's own scheduler.",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    add_options(parser)
+    arguments = parser.parse_args(argv)
+    slos_ms = parse_goodput(arguments.goodput)
+    deployment = deployment_of(arguments)
+    options = run_options_of(arguments)
+    output = OutputDirectory(arguments.out) if arguments.out is not None else None
+    # Options are checked before a long trace is read.
+    parts = build(deployment, arguments.seed)
+    workload = load_workload(arguments)
+    plan = RunPlan(workload, deployment, options, slos_ms, arguments.seed)
+    progress = _progress(len(workload))
+    intervals = _intervals_of(arguments, plan)
+    if output is None:
+        run = _with_intervals(simulate(plan, parts, on_progress=progress), intervals)
+    else:
+        with output:
+            with StepLogWriter(output.path / STEP_LOG, log_header(plan, parts)) as log:
+                run = _with_intervals(simulate(plan, parts, log, progress), intervals)
+            write_outputs(run, output.path, arguments.perfetto)
+    if progress is not None:
+        print(file=sys.stderr)
+    _print_result(run, arguments.json, arguments.out)
+    return 0
+
+
+def _intervals_of(arguments: argparse.Namespace, plan: RunPlan) -> Summary | None:
+    """The intervals that were asked for; each replicate draws its own workload."""
+    if not arguments.intervals:
+        return None
+
+    def plan_of(seed: int) -> RunPlan:
+        drawn = argparse.Namespace(**{**vars(arguments), "seed": seed})
+        return replace(plan, workload=load_workload(drawn), seed=seed)
+
+    return run_intervals(plan_of, arguments.seed, arguments.intervals)
+
+
+def _with_intervals(run: Run, intervals: Summary | None) -> Run:
+    if intervals is not None:
+        ours = run.summary["sim"]
+        assert isinstance(ours, dict)
+        ours["intervals"] = intervals
+    return run
+
+
+def _print_result(run: Run, as_json: bool, out: Path | None) -> None:
+    for warning in warnings_of(run.summary):
+        print(f"warning: {warning}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(run.summary, indent=2, allow_nan=False))
+        return
+    print(_title(run))
+    print(_text_table(["ms", *LATENCY_COLUMNS], latency_rows(run.summary)))
+    print(_text_table([], fact_rows(run.summary)))
+    if out is not None:
+        print(f"report: {out / 'report.html'}")
+
+
+def _title(run: Run) -> str:
+    parts = run.parts
+    replicas = len(run.result.servers)
+    tp = f", tp {parts.physics.tp}" if parts.physics.tp > 1 else ""
+    return (
+        f"{run.result.workload.name}: {parts.model.name} on {replicas} x {parts.hardware.name}{tp},"
+        f" {parts.kernel.policy}, {parts.kernel.num_blocks:,} KV blocks of"
+        f" {parts.kernel.block_size}, {parts.costs[0].name} cost, seed {_seed(run.summary)}"
+    )
+
+
+def _seed(summary: Summary) -> object:
+    ours = summary["sim"]
+    assert isinstance(ours, dict)
+    return ours["provenance"]["seed"]
+
+
+def _text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, *rows] if header else list(rows)
+    widths = [max(len(line[index]) for line in lines) for index in range(len(lines[0]))]
+    return "\n".join(_text_row(line, widths) for line in lines)
+
+
+def _text_row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    rest = [f"  {cell:>{width}}" for cell, width in zip(cells[1:], widths[1:], strict=True)]
+    return f"  {cells[0]:<{widths[0]}}" + "".join(rest)
+
+
+def _progress(total: int) -> Callable[[int], None] | None:
+    """A progress line for people; the clock only decides how often it is drawn."""
+    if not sys.stderr.isatty():
+        return None
+    drawn_at = time.monotonic()
+
+    def draw(done: int) -> None:
+        nonlocal drawn_at
+        now = time.monotonic()
+        if now - drawn_at >= _PROGRESS_EVERY_S or done == total:
+            drawn_at = now
+            print(f"\r  {done:,} of {total:,} requests", end="", file=sys.stderr, flush=True)
+
+    return draw

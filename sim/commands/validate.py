@@ -1,0 +1,169 @@
+"""`lockstep sim validate`: predicted against recorded runs, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from engine.core.errors import ConfigError, InputError
+from sim.calibration.evaluate import Fit, evaluate
+from sim.calibration.host_speed import one_step_ahead
+from sim.cost.calibrated import CalibratedCost
+from sim.cost.physics import Physics
+from sim.cost.profile import Profile, find_profile, load_profile
+from sim.specs.hardware import hardware_named
+from sim.specs.models import ModelShape, model_named
+from sim.validation.compare import Comparison
+from sim.validation.error_report import header, notes, render_validation, text_rows
+from sim.validation.predicted import free_running, intervals
+from sim.validation.recorded import RecordedRun, read_run, teacher_forced
+
+
+def main(argv: Sequence[str]) -> int:
+    """Validates each run; returns the exit code 0.
+
+    Raises:
+        ConfigError, InputError: an option or a file is wrong; nothing was written.
+    """
+    arguments = _parser().parse_args(argv)
+    if arguments.out is not None and arguments.out.suffix != ".json":
+        raise ConfigError("out", str(arguments.out), "a validation's name ends with .json")
+    if arguments.out is not None and not arguments.out.parent.is_dir():
+        raise ConfigError("out", str(arguments.out), "its directory does not exist")
+    if arguments.replicates < 0 or arguments.replicates == 1:
+        raise ConfigError("replicates", arguments.replicates, "must be 0, or at least 2")
+    runs = [read_run(path) for path in arguments.logs]
+    profiles = _profiles(arguments, runs)
+    comparisons = []
+    for run, profile in zip(runs, profiles, strict=True):
+        comparison = compare(run, profile, arguments.held_out, arguments.replicates, arguments.seed)
+        comparisons.append(comparison)
+        _print(comparison)
+    if arguments.out is not None:
+        _write(arguments.out, comparisons)
+    return 0
+
+
+def compare(
+    run: RecordedRun, profile: Profile, held_out: bool, replicates: int = 0, seed: int = 0
+) -> Comparison:
+    """Predicts a recorded run in every way that the page shows."""
+    physics = physics_of(profile)
+    free, cost = free_running(run, profile, physics)
+    teacher, different = teacher_forced(run, CalibratedCost(profile, physics))
+    fit = Fit(np.array(profile.step_ns), np.array(profile.host_ns))
+    ahead = None
+    if profile.tracking is not None:
+        ahead = one_step_ahead(run.samples, fit, profile.graphs, profile.tracking)
+    return Comparison(
+        run=run,
+        profile=profile,
+        held_out=held_out,
+        teacher=teacher,
+        free=free,
+        different_decisions=different,
+        num_extrapolated=cost.num_extrapolated,
+        steps=evaluate(run.samples, fit, profile.graphs, ahead),
+        intervals=intervals(run, profile, physics, replicates, seed) if replicates else None,
+    )
+
+
+def physics_of(profile: Profile) -> Physics:
+    """The limits of the hardware and model that a profile was made for."""
+    target = profile.target
+    shape = {key: value for key, value in target.model.items() if key != "name"}
+    model = ModelShape(name=str(target.model["name"]), max_position=1 << 30, **shape)
+    return Physics(model, hardware_named(target.hardware), target.tp)
+
+
+def held_out_profiles(
+    runs: Sequence[RecordedRun], model: ModelShape, hardware: str, dtype: str, tp: int
+) -> list[Profile]:
+    """For each run a profile that was fitted to all the others.
+
+    Raises:
+        InputError: fewer than three runs, since the noise needs held-out errors too.
+    """
+    if len(runs) < 3:
+        raise InputError(f"held-out validation needs at least 3 logs, not {len(runs)}")
+    # Fitting needs scipy, predicting does not.
+    from sim.calibration.build import calibrate, graphs_of, target_of
+
+    graphs = graphs_of([run.samples for run in runs], "auto")
+    target = target_of(model, hardware, dtype, tp, "")
+    profiles = []
+    for run in runs:
+        others = [other for other in runs if other is not run]
+        result = calibrate(
+            [other.samples for other in others], [other.path for other in others], target, graphs
+        )
+        profiles.append(replace(result.profile, path=f"fit without {run.name}"))
+    return profiles
+
+
+def _profiles(arguments: argparse.Namespace, runs: Sequence[RecordedRun]) -> list[Profile]:
+    hardware, model = hardware_named(arguments.hardware), model_named(arguments.model)
+    model.check_tp(arguments.tp)
+    if arguments.held_out:
+        if arguments.profile is not None:
+            raise ConfigError("held_out", True, "fits its own profiles: leave --profile out")
+        return held_out_profiles(runs, model, hardware.name, "bfloat16", arguments.tp)
+    if arguments.profile is None:
+        found = find_profile(model, hardware, arguments.tp)
+        if found is None:
+            raise ConfigError(
+                "profile", None, f"no shipped profile is for {model.name} on {hardware.name}"
+            )
+        return [found for _ in runs]
+    profile = load_profile(arguments.profile)
+    profile.check_fits(model, hardware, arguments.tp)
+    return [profile for _ in runs]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lockstep sim validate",
+        description="Compare the simulator with recorded runs of a real engine.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="step log or recording")
+    parser.add_argument("--profile", type=Path, help="profile; default: the shipped one that fits")
+    parser.add_argument(
+        "--held-out", action="store_true", help="predict each log with a fit to the other ones"
+    )
+    parser.add_argument("--model", default="qwen3-8b", help="model of the logs")
+    parser.add_argument("--hardware", default="h200", help="hardware of the logs")
+    parser.add_argument("--tp", type=int, default=1, help="tensor parallel size of the logs")
+    parser.add_argument(
+        "--replicates", type=int, default=0, help="simulations with resampled step errors"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the replicates")
+    parser.add_argument("--out", type=Path, help="JSON to write; an HTML page goes beside it")
+    return parser
+
+
+def _print(comparison: Comparison) -> None:
+    print(f"\n{comparison.run.name}")
+    for line in notes(comparison):
+        print(f"  {line}")
+    rows = [header(comparison), *text_rows(comparison)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        print("  " + "  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
+
+
+def _write(out: Path, comparisons: Sequence[Comparison]) -> None:
+    document = {"runs": [comparison.to_json() for comparison in comparisons]}
+    texts = {
+        out: json.dumps(document, indent=1, allow_nan=False) + "\n",
+        out.with_suffix(".html"): render_validation(comparisons),
+    }
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
+        print(f"written: {path}")

@@ -1,0 +1,322 @@
+"""The profile: a fitted cost model as a JSON file that says what it was made from."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from engine.core.errors import ConfigError, InputError
+from sim.cost.terms import HOST_TERMS, KINDS, STEP_TERMS, Graphs, Term
+from sim.specs.hardware import Hardware
+from sim.specs.models import ModelShape, MoeShape
+
+FORMAT = "lockstep-profile"
+VERSION = 2
+DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
+RANGE_NAMES = ("sequences", "tokens", "kv_tokens", "chunk_pairs")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a profile holds for; `model` are the shape's fields."""
+
+    model: Mapping[str, Any]
+    hardware: str
+    dtype: str
+    tp: int
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseSource:
+    """Relative errors of held-out predictions of one log, in step order, in blocks per kind.
+
+    Blocks keep the slow drift of a machine's host speed. `kinds[k]` are the blocks of `KINDS[k]`;
+    `mean` is the error of the log's total time.
+    """
+
+    name: str
+    mean: float
+    kinds: tuple[tuple[tuple[float, ...], ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """Pauses of the recording process: one per so many scheduled entries, each so long.
+
+    A pause lasts `ns_per_entry` for every entry that the run had scheduled up to then.
+    """
+
+    every_entries: int
+    ns_per_entry: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tracking:
+    """How a recorded run's past predicts its next step: see `sim.calibration.host_speed`.
+
+    One number per entry of `KINDS`: how strongly a kind of step shows the host's speed, and how
+    strongly it follows the speed that the steps before it showed.
+    """
+
+    shows: tuple[float, ...]
+    follows: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A fitted model: coefficients in ns per unit, the calibrated range, and the provenance."""
+
+    target: Target
+    graphs: Graphs
+    step_ns: tuple[float, ...]
+    host_ns: tuple[float, ...]
+    limits: Mapping[str, int]
+    noise: tuple[NoiseSource, ...]
+    sources: tuple[Mapping[str, Any], ...]
+    held_out: tuple[Mapping[str, Any], ...]
+    pauses: Pauses | None = None
+    tracking: Tracking | None = None
+    lockstep_version: str = ""
+    path: str = ""
+
+    def check_fits(self, model: ModelShape, hardware: Hardware, tp: int) -> None:
+        """Raises InputError where the profile was made for another model, dtype, TP or GPU."""
+        target = self.target
+        dtype_bytes = DTYPES.get(target.dtype)
+        shape = shape_fields(model)
+        differing = [key for key, value in shape.items() if target.model.get(key) != value]
+        checks = (
+            ("model", target.model.get("name"), model.name, bool(differing) or _is_mixture(model)),
+            ("dtype", target.dtype, f"{model.dtype_bytes} bytes", dtype_bytes != model.dtype_bytes),
+            ("hardware", target.hardware, hardware.name, target.hardware != hardware.name),
+            ("tp", target.tp, tp, target.tp != tp),
+        )
+        for what, made_for, wanted, wrong in checks:
+            if wrong:
+                raise InputError(
+                    f"{self.path or 'profile'}: made for {what} {made_for}, not {wanted}"
+                )
+
+    def fits(self, model: ModelShape, hardware: Hardware, tp: int) -> bool:
+        """Whether `check_fits` passes."""
+        try:
+            self.check_fits(model, hardware, tp)
+        except InputError:
+            return False
+        return True
+
+
+def shape_fields(model: ModelShape) -> dict[str, Any]:
+    """What must be equal for a profile to hold: the shape without name, limits and dtype."""
+    names = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim",
+             "intermediate_size", "vocab_size", "tied_embeddings")  # fmt: skip
+    return {name: getattr(model, name) for name in names}
+
+
+def _is_mixture(model: ModelShape) -> bool:
+    return isinstance(model, MoeShape)
+
+
+def check_dense(model: ModelShape) -> None:
+    """Raises ConfigError for a mixture of experts: no term of a profile depends on its experts."""
+    if _is_mixture(model):
+        raise ConfigError(
+            "model", model.name, "profiles are of dense models; `calibrate-requests` takes mixtures"
+        )
+
+
+def save_profile(profile: Profile, path: Path) -> None:
+    """Writes a profile; the file appears complete or not at all."""
+    text = json.dumps(to_json(profile), indent=1, allow_nan=False) + "\n"
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def load_profile(path: Path | str) -> Profile:
+    """Reads a profile.
+
+    Raises:
+        InputError: not a profile, another version, or a damaged one.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read ({error})") from None
+    return parse_profile(text, str(path))
+
+
+def parse_profile(text: str, path: str) -> Profile:
+    """A profile from its JSON text."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not complete JSON, so no profile ({error})") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise InputError(f"{path}: not a Lockstep profile")
+    if document.get("version") != VERSION:
+        raise InputError(
+            f"{path}: profile version {document.get('version')!r}: this Lockstep reads {VERSION}"
+        )
+    try:
+        return _from_json(document, path)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: damaged profile ({type(error).__name__}: {error})") from None
+
+
+def shipped_profiles() -> list[Profile]:
+    """The profiles that come with the package, by file name."""
+    folder = resources.files("sim") / "data"
+    found = []
+    for entry in sorted(folder.iterdir(), key=lambda item: item.name):
+        if entry.name.endswith(".json"):
+            text = entry.read_text(encoding="utf-8")
+            if json.loads(text).get("format") == FORMAT:
+                found.append(parse_profile(text, f"sim/data/{entry.name}"))
+    return found
+
+
+def find_profile(model: ModelShape, hardware: Hardware, tp: int) -> Profile | None:
+    """The shipped profile that fits, if there is one."""
+    return next((one for one in shipped_profiles() if one.fits(model, hardware, tp)), None)
+
+
+def to_json(profile: Profile) -> dict[str, Any]:
+    """The document of a profile."""
+    target = profile.target
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "lockstep": profile.lockstep_version,
+        "model": dict(target.model),
+        "hardware": target.hardware,
+        "dtype": target.dtype,
+        "tp": target.tp,
+        "engine": target.engine,
+        "sources": [dict(source) for source in profile.sources],
+        "graphs": {"sizes": list(profile.graphs.sizes), "mixed_up_to": profile.graphs.mixed_up_to},
+        "step_terms": _terms_to_json(STEP_TERMS, profile.step_ns),
+        "host_terms": _terms_to_json(HOST_TERMS, profile.host_ns),
+        "calibrated_up_to": dict(profile.limits),
+        "held_out": [dict(fold) for fold in profile.held_out],
+        "pauses_of_the_recording": _optional(profile.pauses),
+        "tracking": _optional(profile.tracking),
+        "noise": [
+            {
+                "log": source.name,
+                "mean": round(source.mean, 6),
+                # Parts in 10,000 and one text per block keep the file small.
+                "blocks": [
+                    [" ".join(str(round(1e4 * error)) for error in block) for block in blocks]
+                    for blocks in source.kinds
+                ],
+            }
+            for source in profile.noise
+        ],
+    }
+
+
+def _optional(part: Pauses | Tracking | None) -> dict[str, Any] | None:
+    return None if part is None else asdict(part)
+
+
+def _terms_to_json(terms: Sequence[Term], values: Sequence[float]) -> list[dict[str, Any]]:
+    return [
+        {"name": term.name, "ns": round(value, 3), "per": term.unit, "meaning": term.meaning}
+        for term, value in zip(terms, values, strict=True)
+    ]
+
+
+def _from_json(document: Mapping[str, Any], path: str) -> Profile:
+    graphs = document["graphs"]
+    sizes = tuple(int(size) for size in graphs["sizes"])
+    if list(sizes) != sorted(set(sizes)):
+        raise ValueError("graph sizes are not ascending")
+    limits = {name: int(document["calibrated_up_to"][name]) for name in RANGE_NAMES}
+    return Profile(
+        target=Target(
+            dict(document["model"]),
+            str(document["hardware"]),
+            str(document["dtype"]),
+            int(document["tp"]),
+            str(document["engine"]),
+        ),
+        graphs=Graphs(sizes, int(graphs["mixed_up_to"])),
+        step_ns=_terms_from_json(STEP_TERMS, document["step_terms"]),
+        host_ns=_terms_from_json(HOST_TERMS, document["host_terms"]),
+        limits=limits,
+        noise=tuple(_noise_from_json(source) for source in document["noise"]),
+        sources=tuple(document["sources"]),
+        held_out=tuple(document["held_out"]),
+        pauses=_pauses_from_json(document.get("pauses_of_the_recording")),
+        tracking=_tracking_from_json(document.get("tracking")),
+        lockstep_version=str(document.get("lockstep", "")),
+        path=path,
+    )
+
+
+def _terms_from_json(
+    terms: Sequence[Term], items: Sequence[Mapping[str, Any]]
+) -> tuple[float, ...]:
+    names = [item["name"] for item in items]
+    if names != [term.name for term in terms]:
+        raise ValueError(f"terms {names} are not those of this version")
+    values = tuple(float(item["ns"]) for item in items)
+    if not all(0 <= value < 1e12 for value in values):
+        raise ValueError("a coefficient is negative or not finite")
+    return values
+
+
+def _pauses_from_json(item: Mapping[str, Any] | None) -> Pauses | None:
+    if item is None:
+        return None
+    pauses = Pauses(int(item["every_entries"]), float(item["ns_per_entry"]))
+    if pauses.every_entries < 1 or not 0 <= pauses.ns_per_entry < 1e12:
+        raise ValueError(f"pauses {pauses} are not possible")
+    return pauses
+
+
+def _tracking_from_json(item: Mapping[str, Any] | None) -> Tracking | None:
+    if item is None:
+        return None
+    shows, follows = (tuple(float(value) for value in item[name]) for name in ("shows", "follows"))
+    if not len(shows) == len(follows) == len(KINDS):
+        raise ValueError("tracking is not one number per kind of step")
+    if not all(0 < value < 1e3 for value in shows) or not all(
+        0 <= value < 1e3 for value in follows
+    ):
+        raise ValueError(f"tracking {shows}, {follows} is not possible")
+    return Tracking(shows, follows)
+
+
+def _noise_from_json(source: Mapping[str, Any]) -> NoiseSource:
+    kinds = tuple(
+        tuple(tuple(int(part) / 1e4 for part in block.split()) for block in blocks)
+        for blocks in source["blocks"]
+    )
+    if len(kinds) != len(KINDS) or any(
+        error <= -1 for kind in kinds for block in kind for error in block
+    ):
+        raise ValueError("noise blocks are not those of the kinds of steps")
+    return NoiseSource(str(source["log"]), float(source["mean"]), kinds)
+
+
+def check_dtype(dtype: str) -> str:
+    """The name of a dtype that profiles know.
+
+    Raises:
+        ConfigError: another one.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError("dtype", dtype, f"must be one of {', '.join(DTYPES)}")
+    return dtype

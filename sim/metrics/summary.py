@@ -1,0 +1,290 @@
+"""Metrics of a run, named and defined as `vllm bench serve` does; ours are under `sim`.
+
+All sums are exact integers or `math.fsum`, so that equal runs give equal bytes. Nothing here
+depends on the host's clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.core import ConfigError
+from sim.metrics.requests import COMPLETED, STATUS_NAMES, Ledger
+from sim.metrics.result import RunResult
+from sim.metrics.server_stats import ServerStats, Stage
+from sim.metrics.token_gaps import GapPool
+from sim.specs.hardware import Hardware
+
+PERCENTILES = (50, 90, 95, 99)
+SLO_METRICS = ("ttft", "tpot", "e2el")
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+
+Summary = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """Latencies of one completed request, in ns."""
+
+    row: int
+    queue_ns: int
+    preempted_ns: int
+    ttft_ns: int
+    e2e_ns: int
+    output_tokens: int
+
+    @property
+    def tpot_ns(self) -> float | None:
+        """Mean gap after the first token; None with a single token."""
+        if self.output_tokens <= 1:
+            return None
+        return (self.e2e_ns - self.ttft_ns) / (self.output_tokens - 1)
+
+
+def request_times(ledger: Ledger) -> list[RequestTimes]:
+    """Latencies of all completed requests, by row; every one counts from the arrival."""
+    times = []
+    for row, status in enumerate(ledger.status):
+        if status != COMPLETED:
+            continue
+        arrival = ledger.arrival_ns[row]
+        times.append(
+            RequestTimes(
+                row,
+                ledger.first_scheduled_ns[row] - arrival,
+                ledger.preempted_ns[row],
+                ledger.first_token_ns[row] - arrival,
+                ledger.finish_ns[row] - arrival,
+                ledger.output_tokens[row],
+            )
+        )
+    return times
+
+
+def parse_goodput(pairs: Sequence[str]) -> dict[str, float]:
+    """SLOs in ms from `ttft:500 tpot:50 e2el:...`.
+
+    Raises:
+        ConfigError: an unknown metric, a repeated one, or a limit that is not positive.
+    """
+    slos: dict[str, float] = {}
+    for pair in pairs:
+        name, _, value = pair.partition(":")
+        try:
+            limit_ms = float(value)
+        except ValueError:
+            limit_ms = math.nan
+        if name not in SLO_METRICS or name in slos or not 0 < limit_ms < math.inf:
+            names = ", ".join(SLO_METRICS)
+            raise ConfigError("goodput", pair, f"must be METRIC:MS once each, METRIC of {names}")
+        slos[name] = limit_ms
+    return slos
+
+
+def meets(times: RequestTimes, slos_ms: Mapping[str, float]) -> bool:
+    """True if a request keeps every SLO; a single-token request has a TPOT of 0."""
+    values = {
+        "ttft": times.ttft_ns / NS_PER_MS,
+        "tpot": (times.tpot_ns or 0.0) / NS_PER_MS,
+        "e2el": times.e2e_ns / NS_PER_MS,
+    }
+    return all(values[name] <= limit for name, limit in slos_ms.items())
+
+
+def summarize(
+    result: RunResult, hardware: Hardware, tp: int, slos_ms: Mapping[str, float] | None = None
+) -> Summary:
+    """All metrics of a run, without provenance."""
+    ledger, servers = result.ledger, result.servers
+    times = request_times(ledger)
+    duration_s = result.end_ns / NS_PER_S
+    workload = result.workload
+    num_inputs = sum([workload.prompt_tokens[request.row] for request in times])
+    num_outputs = sum([request.output_tokens for request in times])
+    summary: Summary = {
+        "duration": duration_s,
+        "completed": len(times),
+        "failed": len(ledger) - len(times),
+        "total_input_tokens": num_inputs,
+        "total_output_tokens": num_outputs,
+        "request_throughput": len(times) / duration_s,
+        "output_throughput": num_outputs / duration_s,
+        "total_token_throughput": (num_inputs + num_outputs) / duration_s,
+        "max_output_tokens_per_s": _peak_tokens_per_second(servers),
+        "max_concurrent_requests": ledger.in_system.peak,
+    }
+    if slos_ms:
+        good = sum([meets(request, slos_ms) for request in times])
+        summary["request_goodput"] = good / duration_s
+    ttfts = [request.ttft_ns / NS_PER_MS for request in times]
+    tpots = [tpot / NS_PER_MS for request in times if (tpot := request.tpot_ns) is not None]
+    e2els = [request.e2e_ns / NS_PER_MS for request in times]
+    queues = [request.queue_ns / NS_PER_MS for request in times]
+    for name, values in (("ttft", ttfts), ("tpot", tpots), ("e2el", e2els)):
+        summary.update(_latency(name, values))
+    pool = GapPool()
+    for server in servers:
+        pool.merge(server.gaps)
+    summary.update(pooled_latency("itl", pool))
+    summary["sim"] = {
+        **_latency("queue", queues),
+        **_requests(ledger),
+        **_cache(servers),
+        **_load(result),
+        **_efficiency(servers, hardware, tp),
+        "slo_ms": dict(slos_ms or {}),
+        "physical_floor": _floor(servers),
+        "replicas": [
+            _replica(server, result.end_ns, ledger, i) for i, server in enumerate(servers)
+        ],
+    }
+    return summary
+
+
+def _latency(name: str, values: Sequence[float]) -> Summary:
+    """Mean, median, population standard deviation and percentiles of values in ms."""
+    if not values:
+        keys = ["mean", "median", "std", *(f"p{percent}" for percent in PERCENTILES)]
+        return {f"{key}_{name}_ms": None for key in keys}
+    mean = math.fsum(values) / len(values)
+    variance = math.fsum([(value - mean) ** 2 for value in values]) / len(values)
+    cuts = np.percentile(np.asarray(values), PERCENTILES).tolist()
+    latency: Summary = {
+        f"mean_{name}_ms": mean,
+        f"median_{name}_ms": cuts[0],
+        f"std_{name}_ms": math.sqrt(variance),
+    }
+    latency.update({f"p{p}_{name}_ms": cut for p, cut in zip(PERCENTILES, cuts, strict=True)})
+    return latency
+
+
+def pooled_latency(name: str, pool: GapPool) -> Summary:
+    """The same as `_latency` for gaps that are pooled with counts; linear percentiles."""
+    values, counts = pool.distinct()
+    if not len(values):
+        return _latency(name, [])
+    total = int(counts.sum())
+    whole = sum(int(v) * int(c) for v, c in zip(values.tolist(), counts.tolist(), strict=True))
+    mean_ns = whole / total
+    squares = ((values - mean_ns) ** 2 * counts).tolist()
+    ends = np.cumsum(counts)
+    cuts = {}
+    for percent in PERCENTILES:
+        place = (total - 1) * percent / 100
+        low = int(values[np.searchsorted(ends, math.floor(place), side="right")])
+        high = int(values[np.searchsorted(ends, math.ceil(place), side="right")])
+        cuts[percent] = (low + (high - low) * (place - math.floor(place))) / NS_PER_MS
+    return {
+        f"mean_{name}_ms": mean_ns / NS_PER_MS,
+        f"median_{name}_ms": cuts[50],
+        f"std_{name}_ms": math.sqrt(math.fsum(squares) / total) / NS_PER_MS,
+        **{f"p{percent}_{name}_ms": cut for percent, cut in cuts.items()},
+    }
+
+
+def _peak_tokens_per_second(servers: Sequence[ServerStats]) -> float:
+    longest = max(len(server.tokens_per_second) for server in servers)
+    totals = [0] * longest
+    for server in servers:
+        for second, tokens in enumerate(server.tokens_per_second):
+            totals[second] += tokens
+    return float(max(totals))
+
+
+def _requests(ledger: Ledger) -> Summary:
+    counts = [sum(1 for status in ledger.status if status == code) for code in range(4)]
+    return {
+        "requests": dict(zip(STATUS_NAMES, counts, strict=True)),
+        "rejections": dict(sorted(ledger.rejections.items())),
+        "num_preemptions": sum(ledger.preemptions),
+        "num_preempted_requests": sum(1 for count in ledger.preemptions if count),
+    }
+
+
+def _cache(servers: Sequence[ServerStats]) -> Summary:
+    hits = sum(server.hit_tokens for server in servers)
+    queried = sum(server.queried_tokens for server in servers)
+    first_hits = sum(server.first_hit_tokens for server in servers)
+    first_queried = sum(server.first_queried_tokens for server in servers)
+    return {
+        "prefix_hit_tokens": hits,
+        "prefix_queried_tokens": queried,
+        "prefix_hit_rate": _ratio(hits, queried),
+        "first_admission_hit_tokens": first_hits,
+        "first_admission_queried_tokens": first_queried,
+        "first_admission_hit_rate": _ratio(first_hits, first_queried),
+    }
+
+
+def _load(result: RunResult) -> Summary:
+    servers, end_ns, ledger = result.servers, result.end_ns, result.ledger
+    capacity_ns = sum(server.num_blocks for server in servers) * end_ns
+    batches: dict[int, int] = {}
+    for server in servers:
+        for batch, steps in server.batch_steps.items():
+            batches[batch] = batches.get(batch, 0) + steps
+    return {
+        "mean_kv_utilisation": _ratio(sum(server.kv_block_ns for server in servers), capacity_ns),
+        "peak_kv_utilisation": max(s.kv_peak_blocks / s.num_blocks for s in servers),
+        "mean_requests_in_system": ledger.in_system.area_ns / end_ns,
+        "mean_requests_waiting": ledger.in_queue.area_ns / end_ns,
+        "mean_requests_running": sum(server.running_ns for server in servers) / end_ns,
+        "num_steps": sum(server.num_steps for server in servers),
+        "batch_size_steps": {str(batch): batches[batch] for batch in sorted(batches)},
+    }
+
+
+def _efficiency(servers: Sequence[ServerStats], hardware: Hardware, tp: int) -> Summary:
+    """Model FLOPs and bytes over busy time and the data sheet's dense peak, per rank."""
+    decode, prefill, total = Stage(), Stage(), Stage()
+    for server in servers:
+        decode.merge(server.decode)
+        prefill.merge(server.prefill)
+    total.merge(decode)
+    total.merge(prefill)
+    summary: Summary = {
+        "peak_flops_per_s": hardware.flops_per_s * tp,
+        "peak_memory_bytes_per_s": hardware.memory_bytes_per_s * tp,
+    }
+    for name, stage in (("", total), ("decode_", decode), ("prefill_", prefill)):
+        busy_s = stage.busy_ns / NS_PER_S
+        summary[f"{name}mfu"] = _ratio(stage.flops, hardware.flops_per_s * busy_s)
+        summary[f"{name}mbu"] = _ratio(stage.num_bytes, hardware.memory_bytes_per_s * busy_s)
+    return summary
+
+
+def _floor(servers: Sequence[ServerStats]) -> Summary:
+    worst = min((server.floor for server in servers), key=lambda floor: floor.worst_ratio)
+    return {
+        "checked": all(server.check_floor for server in servers),
+        "violations": sum(server.floor.count for server in servers),
+        "worst_ratio": worst.worst_ratio,
+        "worst_step": worst.worst,
+    }
+
+
+def _replica(server: ServerStats, end_ns: int, ledger: Ledger, index: int) -> Summary:
+    completed = sum(
+        1
+        for replica, status in zip(ledger.replica, ledger.status, strict=True)
+        if replica == index and status == COMPLETED
+    )
+    return {
+        "completed": completed,
+        "num_steps": server.num_steps,
+        "busy_s": server.busy_ns / NS_PER_S,
+        "utilisation": _ratio(server.busy_ns, end_ns),
+        "mean_kv_utilisation": _ratio(server.kv_block_ns, server.num_blocks * end_ns),
+        "peak_kv_utilisation": server.kv_peak_blocks / server.num_blocks,
+        "computed_tokens": server.decode.num_tokens + server.prefill.num_tokens,
+        "decode_steps": server.decode.num_steps,
+    }
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

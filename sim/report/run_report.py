@@ -1,0 +1,259 @@
+"""The HTML report of a run: one file with a table and plots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from sim.metrics.result import RunResult
+from sim.metrics.summary import NS_PER_MS, NS_PER_S, RequestTimes, Summary, request_times
+from sim.report.svg import Series, line_chart
+
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1200px;
+       padding: 0 1rem; color: #1c1e21; background: #fff; }
+h1 { font-size: 1.5rem; margin-bottom: .2rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .6rem; }
+p.lead, .empty { color: #5a6068; margin-top: 0; }
+p.warn { background: #fff1d6; color: #5c3d00; padding: .6rem .8rem; border-radius: 6px; }
+table { border-collapse: collapse; margin: .4rem 0; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: .25rem .8rem; border-bottom: 1px solid #d8dce0; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; }
+.grid2 { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 1.2rem; }
+figure { margin: 0; } figcaption { font-weight: 600; margin-bottom: .2rem; }
+svg { width: 100%; height: auto; } svg text { font-size: 12px; fill: currentColor; }
+svg .mid { text-anchor: middle; } svg .end { text-anchor: end; }
+svg .grid { stroke: currentColor; stroke-opacity: .14; }
+.legend { display: flex; flex-wrap: wrap; gap: .2rem 1rem; font-size: 13px; }
+.legend i { display: inline-block; width: 14px; height: 3px; margin-right: .4rem;
+            vertical-align: middle; }
+pre { white-space: pre-wrap; font-size: 12.5px; background: #f3f4f6; color: #1c1e21;
+      padding: .8rem; border-radius: 6px; }
+@media (prefers-color-scheme: dark) {
+  body { color: #e4e6e9; background: #16181b; } p.lead, .empty { color: #9aa1a9; }
+  th, td { border-color: #34383d; } pre { background: #22262a; color: #e4e6e9; }
+}
+"""
+LATENCIES = (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"), ("E2E", "e2el"))
+_ARRIVAL_BINS = 200
+LATENCY_COLUMNS = ("mean", "p50", "p90", "p95", "p99")
+
+
+def number(value: object, digits: int = 4) -> str:
+    """A number for people; whole numbers are grouped."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not isinstance(value, float):
+        return "-"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def latency_rows(summary: Summary) -> list[list[str]]:
+    """Latencies in ms: one row per metric, columns as in `LATENCY_COLUMNS`."""
+    return [
+        [label, *(_latency_cell(summary, f"{column}_{key}_ms") for column in LATENCY_COLUMNS)]
+        for label, key in LATENCIES
+    ]
+
+
+def _latency_cell(summary: Summary, key: str) -> str:
+    sim = summary["sim"]
+    assert isinstance(sim, dict)
+    if summary[key] is None and not sim.get("stable", True):
+        return "unstable"
+    interval = sim.get("intervals", {}).get("bounds", {}).get(key)
+    text = number(summary[key])
+    if interval is None:
+        return text
+    low, high = interval
+    return f"{text} [{number(low, 3)} - {number(high, 3)}]"
+
+
+def fact_rows(summary: Summary) -> list[list[str]]:
+    """The other headline figures with their units."""
+    sim = summary["sim"]
+    assert isinstance(sim, dict)
+    rows = [
+        ["cost model", _cost_text(sim)],
+        ["requests completed", f"{number(summary['completed'])} of {number(_num_requests(sim))}"],
+        ["simulated time", f"{number(summary['duration'])} s"],
+        ["request throughput", f"{number(summary['request_throughput'])} req/s"],
+        ["output throughput", f"{number(summary['output_throughput'])} tok/s"],
+        ["total throughput", f"{number(summary['total_token_throughput'])} tok/s"],
+    ]
+    if "request_goodput" in summary:
+        slos = " ".join(f"{name}:{limit:g}" for name, limit in sim["slo_ms"].items())
+        rows.append([f"goodput ({slos} ms)", f"{number(summary['request_goodput'])} req/s"])
+    intervals = sim.get("intervals")
+    if intervals:
+        made = f"{intervals['replicates']} replicates: {', '.join(intervals['resampled'])}"
+        rows.append([f"[ ] {intervals['level']:.0%} intervals", made])
+    rows += [
+        ["KV utilisation, mean / peak", _pair(sim, "mean_kv_utilisation", "peak_kv_utilisation")],
+        ["prefix hit rate, all / first admission",
+         _pair(sim, "prefix_hit_rate", "first_admission_hit_rate")],
+        ["preemptions", number(sim["num_preemptions"])],
+        ["MFU / MBU of busy time", _pair(sim, "mfu", "mbu")],
+    ]  # fmt: skip
+    return rows
+
+
+def _cost_text(sim: Mapping[str, object]) -> str:
+    """Which cost model a run used, and what a calibrated one was made from."""
+    provenance = sim.get("provenance")
+    assert isinstance(provenance, Mapping)
+    cost = provenance["cost"]
+    if cost["name"] != "calibrated":
+        return str(cost["name"])
+    return f"calibrated on {len(cost['sources'])} logs of {cost['engine']}, {cost['hardware']}"
+
+
+def warnings_of(summary: Summary) -> list[str]:
+    """What a reader must know before trusting the figures."""
+    sim = summary["sim"]
+    assert isinstance(sim, dict)
+    warnings = []
+    if not sim.get("stable", True):
+        warnings.append(
+            "unstable at this rate: requests in the system kept growing while requests arrived,"
+            " so latencies grow with the length of the run and their tails are left out"
+        )
+    for reason, count in sim["rejections"].items():
+        warnings.append(f"{number(count)} requests were left out: {reason}")
+    if sim["requests"]["unsent"]:
+        warnings.append(
+            f"{number(sim['requests']['unsent'])} requests were never sent,"
+            " because an earlier one of their session was left out"
+        )
+    floor = sim["physical_floor"]
+    if floor["violations"]:
+        warnings.append(
+            f"{number(floor['violations'])} steps are faster than the hardware's data sheet allows;"
+            f" worst: {floor['worst_step']}"
+        )
+    if sim.get("num_extrapolated_steps"):
+        warnings.append(
+            f"{number(sim['num_extrapolated_steps'])} steps lie outside the range of the cost model"
+        )
+    return warnings
+
+
+def render_report(result: RunResult, summary: Summary, provenance_text: str) -> str:
+    """The whole page."""
+    name = escape(result.workload.name)
+    charts = _charts(result, request_times(result.ledger))
+    figures = "".join(
+        f"<figure><figcaption>{escape(title)}</figcaption>{chart}</figure>"
+        for title, chart in charts.items()
+    )
+    warnings = "".join(f'<p class="warn">{escape(text)}</p>' for text in warnings_of(summary))
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Lockstep: {name}</title><style>{STYLE}</style></head><body>"
+        f'<h1>{name}</h1><p class="lead">A simulated run of the Lockstep scheduler</p>{warnings}'
+        f"<h2>Latency, ms</h2>{_table(['', *LATENCY_COLUMNS], latency_rows(summary))}"
+        f"<h2>Throughput and memory</h2>{_table([], fact_rows(summary))}"
+        f'<h2>Plots</h2><div class="grid2">{figures}</div>'
+        f"<h2>How this run was made</h2><pre>{escape(provenance_text)}</pre></body></html>\n"
+    )
+
+
+def _charts(result: RunResult, times: Sequence[RequestTimes]) -> dict[str, str]:
+    first = [
+        _cdf("TTFT", [request.ttft_ns / NS_PER_MS for request in times]),
+        _cdf("queue", [request.queue_ns / NS_PER_MS for request in times]),
+        _cdf("E2E", [request.e2e_ns / NS_PER_MS for request in times]),
+    ]
+    tpots = [tpot / NS_PER_MS for request in times if (tpot := request.tpot_ns) is not None]
+    return {
+        "Latency of requests (share of requests at or below)": line_chart(
+            first, "ms", "share of requests", log_x=True, y_max=1.0, steps=True
+        ),
+        "Time per output token": line_chart(
+            [_cdf("TPOT", tpots)], "ms", "share of requests", y_max=1.0, steps=True
+        ),
+        "Running requests": _over_time(result, "running", "requests"),
+        "Waiting requests": _over_time(result, "waiting", "requests"),
+        "KV blocks in use": _over_time(result, "kv_blocks", "share of the pool", pool_share=True),
+        "Output tokens per second": _over_time(result, "output_tokens", "tokens/s"),
+        "TTFT by arrival": line_chart(_ttft_by_arrival(result, times), "arrival, s", "ms"),
+        "Batch size (share of steps at or below)": line_chart(
+            [_batch_cdf(result)], "sequences in a step", "share of steps", y_max=1.0, steps=True
+        ),
+    }
+
+
+def _ttft_by_arrival(result: RunResult, times: Sequence[RequestTimes]) -> list[Series]:
+    """Worst and mean TTFT of the requests that arrived in each of 200 bins."""
+    arrival_ns = result.ledger.arrival_ns
+    width_ns = max(1, result.end_ns // _ARRIVAL_BINS)
+    bins: dict[int, list[float]] = {}
+    for request in times:
+        arrived = arrival_ns[request.row] // width_ns
+        bins.setdefault(arrived, []).append(request.ttft_ns / NS_PER_MS)
+    middles = [(index + 0.5) * width_ns / NS_PER_S for index in sorted(bins)]
+    groups = [bins[index] for index in sorted(bins)]
+    return [
+        Series("worst", middles, [max(group) for group in groups]),
+        Series("mean", middles, [sum(group) / len(group) for group in groups]),
+    ]
+
+
+def _cdf(name: str, values: Sequence[float]) -> Series:
+    """Share of values at or below each value; shorter times than 10 us count as that."""
+    ordered = [max(value, 0.01) for value in sorted(values)]
+    return Series(name, ordered, [(index + 1) / len(ordered) for index in range(len(ordered))])
+
+
+def _batch_cdf(result: RunResult) -> Series:
+    counts: dict[int, int] = {}
+    for server in result.servers:
+        for batch, steps in server.batch_steps.items():
+            counts[batch] = counts.get(batch, 0) + steps
+    total, seen = sum(counts.values()), 0
+    shares = []
+    for batch in sorted(counts):
+        seen += counts[batch]
+        shares.append(seen / total)
+    return Series("batch", [float(batch) for batch in sorted(counts)], shares)
+
+
+def _over_time(result: RunResult, curve: str, unit: str, pool_share: bool = False) -> str:
+    series = []
+    for index, server in enumerate(result.servers):
+        xs, ys = server.timeline.curve(curve, result.end_ns)
+        if pool_share:
+            ys = [value / server.num_blocks for value in ys]
+        series.append(Series(f"replica {index}", xs, ys))
+    return line_chart(
+        series,
+        "time, s",
+        unit,
+    )
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = ["<table>"]
+    if header:
+        cells.append("<tr>" + "".join(f"<th>{escape(name)}</th>" for name in header) + "</tr>")
+    for row in rows:
+        cells.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>")
+    return "".join([*cells, "</table>"])
+
+
+def _pair(sim: Mapping[str, object], first: str, second: str) -> str:
+    values = []
+    for key in (first, second):
+        value = sim[key]
+        assert isinstance(value, float)
+        values.append(f"{value:.1%}")
+    return " / ".join(values)
+
+
+def _num_requests(sim: Mapping[str, object]) -> int:
+    counts = sim["requests"]
+    assert isinstance(counts, dict)
+    return sum(counts.values())

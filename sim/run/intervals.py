@@ -1,0 +1,79 @@
+"""Intervals on a run's figures: the run repeated with other seeds and resampled step errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from engine.core import ConfigError
+from sim.cost.calibrated import CalibratedCost
+from sim.cost.noise import Noise, Replicate
+from sim.cost.noise import replicates as shared_out
+from sim.metrics.summary import Summary
+from sim.run.deployment import Parts, build
+from sim.run.run import RunPlan, simulate
+
+# A 90 % interval lies between these percentiles of the replicates.
+BOUNDS = (5.0, 95.0)
+LEAST_REPLICATES = 5
+
+
+def run_intervals(plan_of: Callable[[int], RunPlan], seed: int, replicates: int) -> Summary:
+    """Repeats a run; `plan_of(seed)` makes the plan with a workload drawn from that seed.
+
+    A calibrated model adds the errors that its steps had on logs that it was not fitted to; other
+    models have no known errors, so their intervals are those of the seeds alone.
+
+    Raises:
+        ConfigError: too few replicates.
+    """
+    if replicates < LEAST_REPLICATES:
+        raise ConfigError("intervals", replicates, f"must be at least {LEAST_REPLICATES}")
+    values: dict[str, list[float]] = {}
+    num_unstable = 0
+    noisy = False
+    for serial, replicate in enumerate(shared_out(replicates, seed)):
+        plan = plan_of(seed + 1 + serial)
+        parts = with_noise(build(plan.deployment, plan.seed), plan.seed, replicate)
+        noisy = isinstance(parts.costs[0], CalibratedCost)
+        summary = simulate(plan, parts).summary
+        ours = summary["sim"]
+        assert isinstance(ours, dict)
+        num_unstable += not ours["stable"]
+        for key, value in summary.items():
+            if isinstance(value, float):
+                values.setdefault(key, []).append(value)
+    bounds = {
+        key: _bounds(column) if len(column) == replicates else None
+        for key, column in values.items()
+    }
+    return {
+        "replicates": replicates,
+        "level": (BOUNDS[1] - BOUNDS[0]) / 100,
+        "resampled": ["seed", "step errors", "cost of shared reads"] if noisy else ["seed"],
+        "unstable_replicates": num_unstable,
+        "bounds": bounds,
+    }
+
+
+def with_noise(parts: Parts, seed: int, replicate: Replicate) -> Parts:
+    """The same parts with calibrated costs that draw step errors; others stay as they are.
+
+    All replicas are the same replicate, since they share one profile.
+    """
+    costs = tuple(
+        CalibratedCost(
+            cost.profile, parts.physics, Noise(cost.profile.noise, 1009 * seed + index, replicate)
+        )
+        if isinstance(cost, CalibratedCost)
+        else cost
+        for index, cost in enumerate(parts.costs)
+    )
+    return replace(parts, costs=costs)
+
+
+def _bounds(column: Sequence[float]) -> list[float]:
+    low, high = np.percentile(column, BOUNDS)
+    return [float(low), float(high)]

@@ -1,0 +1,121 @@
+"""A whole run as one call, for the command line, planning and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+
+from engine.steplog.api import LogHeader
+from sim.cluster.router import make_router
+from sim.cluster.server import StepLog
+from sim.cluster.simulation import RunOptions, Simulation
+from sim.metrics.result import RunResult
+from sim.metrics.stability import is_stable
+from sim.metrics.summary import Summary, summarize
+from sim.run.deployment import Deployment, Parts, build, check_ranges, num_extrapolated, versions
+from sim.workloads.table import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A finished run: raw results, the summary, and the parts that it was made of."""
+
+    result: RunResult
+    summary: Summary
+    parts: Parts
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """What to simulate; `seed` has already shaped the workload, here it is for cost models."""
+
+    workload: Workload
+    deployment: Deployment
+    options: RunOptions = field(default_factory=RunOptions)
+    slos_ms: Mapping[str, float] = field(default_factory=dict)
+    seed: int = 0
+
+
+def log_header(plan: RunPlan, parts: Parts) -> LogHeader:
+    """The header of the run's step log; outputs are known, so they stand in the adds."""
+    return LogHeader(
+        writer="sim",
+        kernel=parts.kernel,
+        options={"workload": plan.workload.name, **plan.workload.parameters},
+        model=asdict(parts.model),
+        hardware={"tp": plan.deployment.tp, **asdict(parts.hardware)},
+        seed=plan.seed,
+        num_replicas=plan.deployment.replicas,
+        outputs_in_adds=True,
+        lockstep_version=versions()["lockstep-llm"],
+    )
+
+
+def simulate(
+    plan: RunPlan,
+    parts: Parts | None = None,
+    log: StepLog | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> Run:
+    """Runs a plan; `parts` of an earlier `build` are used once only where costs keep a state.
+
+    Raises:
+        ConfigError, InputError: the plan cannot be run, or leaves the range of its cost model.
+    """
+    parts = parts or build(plan.deployment, plan.seed)
+    simulation = Simulation(
+        plan.workload,
+        parts.kernel,
+        parts.costs,
+        parts.physics,
+        make_router(plan.deployment.router),
+        plan.options,
+        log,
+        on_progress,
+    )
+    result = simulation.run()
+    check_ranges(parts.costs)
+    summary = summarize(result, parts.hardware, plan.deployment.tp, plan.slos_ms)
+    ours = summary["sim"]
+    assert isinstance(ours, dict)
+    ours["num_extrapolated_steps"] = num_extrapolated(parts.costs)
+    ours["stable"] = is_stable(result.ledger)
+    if not ours["stable"]:
+        _drop_tails(summary, ours)
+    ours["provenance"] = provenance(plan, parts)
+    return Run(result, summary, parts)
+
+
+def _drop_tails(summary: Summary, ours: Summary) -> None:
+    """Tails of a queue that grows depend on the length of the run, so they are no result."""
+    for percent in (90, 95, 99):
+        summary[f"p{percent}_ttft_ms"] = summary[f"p{percent}_e2el_ms"] = None
+        ours[f"p{percent}_queue_ms"] = None
+
+
+def provenance(plan: RunPlan, parts: Parts) -> dict[str, object]:
+    """Everything that decides the figures; no clock, path or host name."""
+    deployment = asdict(plan.deployment)
+    del deployment["roofline"], deployment["cost"]
+    for option in ("expert_parallel", "async_scheduling"):
+        if not deployment[option]:
+            del deployment[option]
+    deployment["model"] = parts.model.name
+    return {
+        "cost": parts.costs[0].describe(),
+        "deployment": deployment,
+        "kernel": asdict(parts.kernel),
+        "model": asdict(parts.model),
+        "hardware": asdict(parts.hardware),
+        "workload": {
+            "name": plan.workload.name,
+            "num_requests": len(plan.workload),
+            **plan.workload.parameters,
+        },
+        "options": {
+            "on_oversize": plan.options.on_oversize,
+            "max_concurrency": plan.options.max_concurrency,
+        },
+        "seed": plan.seed,
+        "versions": versions(),
+    }

@@ -1,0 +1,119 @@
+"""Compiles every kernel for an H100-class GPU in bfloat16, without a GPU; prints one line each.
+
+The interpreter accepts more than the compiler does. Run as a script of its own, since the kernels
+must not be defined for the interpreter.
+"""
+
+from __future__ import annotations
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.compiler import compile as compile_kernel
+from triton.runtime.jit import JITFunction
+
+TARGET = GPUTarget("cuda", 90, 32)
+SHARED_LIMIT = 227 * 1024
+POINTERS = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+
+
+class Compiling:
+    """Stands in for `kernel[grid]`: compiles for the arguments instead of launching."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __call__(self, *args, num_warps=4, num_stages=3, **constants):
+        params = self.kernel.params
+        values = dict(zip((p.name for p in params), args, strict=False)) | constants
+        signature, fixed, attributes = {}, {}, {}
+        for i, param in enumerate(params):
+            value = values[param.name]
+            if param.is_constexpr or (value == 1 if isinstance(value, int) else False):
+                signature[param.name], fixed[(i,)] = "constexpr", value
+                continue
+            if isinstance(value, torch.Tensor):
+                signature[param.name] = POINTERS[value.dtype]
+                aligned = not param.do_not_specialize_on_alignment
+            else:
+                signature[param.name] = "i32" if isinstance(value, int) else "fp32"
+                aligned = isinstance(value, int) and value % 16 == 0 and not param.do_not_specialize
+            if aligned:
+                attributes[(i,)] = [["tt.divisibility", 16]]
+        source = ASTSource(self.kernel, signature, fixed, attributes)
+        options = {"num_warps": num_warps, "num_stages": num_stages}
+        compiled = compile_kernel(source, target=TARGET, options=options)
+        assert compiled.metadata.shared <= SHARED_LIMIT, (self.kernel.__name__, compiled.metadata)
+        assert compiled.asm["cubin"]
+        print(self.kernel.__name__, compiled.metadata.shared)
+
+
+def meta(*shape, dtype=torch.bfloat16):
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def compile_attention(heads, kv_heads, head_dim, page, dtype):
+    from engine.kernels import paged_decode as decode
+    from engine.kernels import paged_prefill as prefill
+    from engine.kernels import store_kv as store
+
+    decode.num_sms = prefill.num_sms = lambda device: 132
+    cache = meta(2, 4, 100, page, kv_heads, head_dim, dtype=dtype)[:, 1]
+    q = meta(256, heads, head_dim, dtype=dtype)
+    table, ints = meta(256, 64, dtype=torch.int32), meta(256, dtype=torch.int32)
+    longs = meta(256, dtype=torch.int64)
+    for batch in (256, 2):
+        out = meta(batch, heads, head_dim, dtype=dtype)
+        decode.paged_decode(q[:batch], cache, table, ints, 4096, 1.0, out, order=longs)
+    out = meta(*q.shape, dtype=dtype)
+    for splits in (1, prefill.SPLITS):
+        prefill.paged_prefill(q, cache, table, ints, ints, 256, 4096, 1.0, out, splits=splits)
+    kv = meta(256, kv_heads, head_dim, dtype=dtype)
+    store.store_kv(kv, kv, cache, longs)
+
+
+def compile_layers(dtype):
+    from types import SimpleNamespace
+
+    from engine.kernels import activation, all_reduce, norm, race
+    from engine.kernels import qkv_rope as qkv
+
+    longs, floats = meta(256, dtype=torch.int64), meta(256, dtype=torch.float32)
+    rows, weight = meta(256, 1024, dtype=dtype), meta(1024, dtype=dtype)
+    norm.fused_rms_norm(rows, weight, 1e-6)
+    norm.fused_add_rms_norm(rows, rows, weight, 1e-6)
+    activation.fused_silu_mul(meta(256, 6144, dtype=dtype))
+    head = meta(128, dtype=dtype)
+    cache = meta(2, 100, 16, 8, 128, dtype=dtype)
+    table = meta(4096, 128, dtype=torch.float32)
+    qkv.qk_norm_rope_store(
+        meta(256, 4096, dtype=dtype), head, head, 1e-6, table, longs, cache,
+        SimpleNamespace(slot_mapping=longs),
+    )  # fmt: skip
+    race.fused_race(meta(256, 151_936, dtype=dtype), floats, longs, longs)
+    race.fused_race_keys(meta(256, 75_968, dtype=dtype), floats, longs, longs, 75_968)
+    calls = meta(64, dtype=torch.int32)
+    all_reduce.one_shot_all_reduce(rows, longs[:2], calls, 1, 8 * 2**20)
+
+
+def compile_rows():
+    from engine.kernels.decode_rows import fused_decode_rows
+
+    longs = meta(257, dtype=torch.int64)
+    for width in (1, 256):
+        tables = meta(257, width, dtype=torch.int32)
+        fused_decode_rows(longs[:256], longs, tables, longs, longs, longs, 256, 16)
+
+
+if __name__ == "__main__":
+    JITFunction.__getitem__ = lambda kernel, grid: Compiling(kernel)
+    compile_attention(16, 8, 128, 256, torch.bfloat16)
+    compile_attention(9, 3, 64, 16, torch.float16)
+    compile_layers(torch.bfloat16)
+    compile_rows()

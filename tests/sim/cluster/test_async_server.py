@@ -1,0 +1,88 @@
+"""Asynchronous scheduling: a step is planned while the one before it runs."""
+
+import pytest
+from sim_testing import MS, constant, deployment, ours, rows_workload, run, synthetic
+
+from engine.core import ConfigError
+from engine.steplog.api import StepLogReader
+from engine.steplog.replay import replay
+from sim.run.deployment import build
+
+ASYNC = {"kernel": {"async_scheduling": True}}
+
+
+def firsts(finished):
+    return [time / MS for time in finished.result.ledger.first_token_ns]
+
+
+def ends(finished):
+    return [time / MS for time in finished.result.ledger.finish_ns]
+
+
+def test_a_request_that_comes_during_a_step_waits_for_one_step_more():
+    rows = rows_workload((0, 100, 20), (25, 100, 2))
+    # Steps take 10 ms. The step of 30 to 40 ms is planned at 20 ms, before the arrival.
+    assert firsts(run(rows, costs=constant(10))) == [10, 40]
+    late = run(rows, costs=constant(10), **ASYNC)
+    assert firsts(late) == [10, 50] and ends(late) == [200, 60]
+
+
+def test_an_idle_server_begins_at_once_and_again_after_a_pause():
+    rows = rows_workload((5, 100, 2), (100, 100, 2))
+    finished = run(rows, costs=constant(10), **ASYNC)
+    assert firsts(finished) == [15, 110] and ends(finished) == [25, 120]
+    assert finished.result.servers[0].num_steps == 4
+
+
+def test_a_place_is_free_one_step_later():
+    rows = rows_workload((0, 100, 3), (1, 100, 3), (2, 100, 3))
+    assert ends(run(rows, costs=constant(10), max_num_seqs=1)) == [30, 60, 90]
+    # Nothing is left for the step that was planned while the last one ran, so it takes no time.
+    one = run(rows, costs=constant(10), max_num_seqs=1, **ASYNC)
+    assert ends(one) == [30, 60, 90]
+    two = rows_workload((0, 100, 3), (0, 100, 9), (1, 100, 3))
+    assert ends(run(two, costs=constant(10), max_num_seqs=2)) == [30, 90, 60]
+    assert ends(run(two, costs=constant(10), max_num_seqs=2, **ASYNC)) == [30, 90, 70]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_kv_blocks": 400, "rate": 40.0}, {"max_num_seqs": 4}, {"replicas": 2},
+     {"name": "sessions"}],
+    ids=["preemptions", "few", "replicas", "sessions"],
+)  # fmt: skip
+def test_the_log_replays_without_a_difference(tmp_path, changes):
+    name, rate = changes.pop("name", "poisson"), changes.pop("rate", None)
+    workload = synthetic(name, num_requests=60, rate=rate)
+    path = tmp_path / "steps.jsonl"
+    finished = run(
+        workload, log_path=path, cost="roofline", router="least-tokens",
+        async_scheduling=True, **changes,
+    )  # fmt: skip
+    assert finished.summary["completed"] == 60
+    result = replay(StepLogReader(path))
+    assert result.difference is None and result.num_requests == 60 and result.num_live == 0
+    mine = ours(finished)
+    assert mine["physical_floor"]["violations"] == 0
+    assert mine["provenance"]["deployment"]["async_scheduling"] is True
+    again = run(workload, router="least-tokens", async_scheduling=True, **changes)
+    assert again.summary == finished.summary
+
+
+def test_both_kinds_of_scheduling_make_the_same_tokens_in_nearly_the_same_time():
+    workload = synthetic(num_requests=100, rate=8.0)
+    one, other = run(workload), run(workload, async_scheduling=True)
+    assert list(one.result.ledger.output_tokens) == list(other.result.ledger.output_tokens)
+    # Each admission shifts by about one decode step, which is all.
+    step_ms = one.summary["median_itl_ms"]
+    wait_ms = other.summary["mean_ttft_ms"] - one.summary["mean_ttft_ms"]
+    assert 0 < wait_ms < 2 * step_ms
+    assert other.summary["duration"] == pytest.approx(one.summary["duration"], rel=0.01)
+    assert "async_scheduling" not in ours(one)["provenance"]["deployment"]
+
+
+def test_profiles_of_synchronous_engines_are_not_used():
+    known = {"model": "qwen3-8b", "hardware": "h200", "async_scheduling": True}
+    assert build(deployment(**known, cost="auto"), 0).costs[0].name == "roofline"
+    with pytest.raises(ConfigError, match="async_scheduling"):
+        build(deployment(**known, cost="calibrated"), 0)
