@@ -40,11 +40,11 @@ def _check_blocks(scheduler: Scheduler) -> None:
     held = Counter[int]()
     for sequence in scheduler.state.sequences.values():
         _require(
-            len(set(sequence.table)) == len(sequence.table),
+            len(set(sequence.block_table)) == len(sequence.block_table),
             "B5",
             f"a block occurs twice in the table of {sequence.request_id!r}",
         )
-        held.update(sequence.table)
+        held.update(sequence.block_table)
     for block_id in range(pool.num_touched):
         count = pool.ref_count(block_id)
         _require(
@@ -73,7 +73,7 @@ def _check_keys(scheduler: Scheduler) -> None:
     pool = manager.pool
     found = dict[int, ChainNode]()
     for node in manager.index.nodes():
-        _require(node.pins > 0, "K3", "a node that nothing needs is still in the index")
+        _require(node.ref_count > 0, "K3", "a node that nothing needs is still in the index")
         for block_id in node.blocks:
             _require(block_id not in found, "K3", f"block {block_id} has two keys")
             found[block_id] = node
@@ -95,19 +95,19 @@ def _check_queues(scheduler: Scheduler) -> None:
         "S4",
         "a live request is not in exactly one queue",
     )
-    serials = [sequence.serial for sequence in state.running.values()]
-    _require(serials == sorted(serials), "S9", "running is not in order of admission")
-    members = [*state.decodes.members, *state.partials]
+    admissions = [sequence.admission_index for sequence in state.running.values()]
+    _require(admissions == sorted(admissions), "S9", "running is not in order of admission")
+    members = [*state.decodes.members, *state.partial_prefills]
     _require(set(members) == set(state.running), "S4", "status and queue disagree")
     _require(len(members) == len(set(members)), "S4", "a sequence both decodes and prefills")
-    holders = [s for s in state.sequences.values() if s.table]
+    holders = [s for s in state.sequences.values() if s.block_table]
     if config.policy == "mixed" or config.bound_holders:
         _require(len(holders) <= config.max_num_seqs, "S2", "too many sequences hold blocks")
-    half_done = [*state.partials.values(), *[s for s in state.waiting if s.table]]
+    half_done = [*state.partial_prefills.values(), *[s for s in state.waiting if s.block_table]]
     if config.long_prefill_token_threshold == 0:
         _require(len(half_done) <= 1, "S8", "two prompts are half done")
     for sequence in state.waiting:
-        if sequence.table:
+        if sequence.block_table:
             allowed = config.policy == "prefill_first" and sequence is state.waiting[0]
             _require(allowed, "B6", f"{sequence.request_id!r} waits and holds blocks")
 
@@ -125,23 +125,23 @@ def _check_tables(scheduler: Scheduler) -> None:
             )
             _require(len(tokens) < sequence.limit, "L6", f"{name!r} goes on past its limit")
         reserved = computed
-        if config.policy == "prefill_first" and sequence.table and not sequence.decoding:
+        if config.policy == "prefill_first" and sequence.block_table and not sequence.decoding:
             reserved = len(tokens)
         _require(
-            len(sequence.table) == manager.blocks_for(reserved),
+            len(sequence.block_table) == manager.blocks_for(reserved),
             "B6",
-            f"{name!r}: {len(sequence.table)} blocks for {reserved} tokens",
+            f"{name!r}: {len(sequence.block_table)} blocks for {reserved} tokens",
         )
         if manager.caching:
-            _check_sealed(scheduler, sequence, tokens, computed)
+            _check_cached_blocks(scheduler, sequence, tokens, computed)
 
 
-def _check_sealed(
+def _check_cached_blocks(
     scheduler: Scheduler, sequence: Sequence, tokens: list[int], computed: int
 ) -> None:
     manager = scheduler.state.manager
     size = manager.block_size
-    for index, block_id in enumerate(sequence.table):
+    for index, block_id in enumerate(sequence.block_table):
         node = manager.pool.node_of(block_id)
         full = (index + 1) * size <= computed
         _require(

@@ -1,4 +1,4 @@
-"""Block tables: lookup of cached prefixes, allocation, sealing of full blocks, release.
+"""Block tables: lookup of cached prefixes, allocation, caching of full blocks, release.
 
 Ask first, then do: `lookup` and the policy's capacity test change nothing (K10); what follows a
 passed test cannot fail (B8).
@@ -35,7 +35,7 @@ class BlockManager:
         self.index = PrefixIndex(config.hash_bits)
         self.pool = BlockPool(config.num_blocks, self.index, unregistered_first, serve_newest)
         # Blocks registered since the step began, for discard() and for same-step hits.
-        self.sealed_in_step: dict[int, None] = {}
+        self.cached_in_step: dict[int, None] = {}
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
@@ -45,7 +45,7 @@ class BlockManager:
         """The longest registered prefix of a waiting sequence, less its last token (K7, K8)."""
         if not self.caching:
             return NO_HITS
-        most = (sequence.num_known - 1) // self.block_size  # K7
+        most = (sequence.num_tokens - 1) // self.block_size  # K7
         self._extend_chain(sequence, most)
         block_ids: list[int] = []
         num_free = num_same_step = 0
@@ -57,57 +57,57 @@ class BlockManager:
             block_ids.append(block_id)
             if pool.ref_count(block_id) == 0:
                 num_free += 1
-            elif block_id in self.sealed_in_step:
+            elif block_id in self.cached_in_step:
                 num_same_step += 1
         return Hits(tuple(block_ids), num_free, num_same_step)
 
     def admit(self, sequence: Sequence, hits: Hits, num_tokens: int) -> None:
         """Gives a sequence without blocks its hits and new blocks for `num_tokens` in all."""
-        assert not sequence.table, "B6: a waiting sequence holds no blocks"
+        assert not sequence.block_table, "B6: a waiting sequence holds no blocks"
         for block_id in hits.block_ids:
             self.pool.share(block_id)  # K5: held before anything else is taken
-        sequence.table.extend(hits.block_ids)
-        sequence.num_computed = len(hits.block_ids) * self.block_size
-        sequence.num_sealed = len(hits.block_ids)
+        sequence.block_table.extend(hits.block_ids)
+        sequence.num_computed_tokens = len(hits.block_ids) * self.block_size
+        sequence.num_cached_blocks = len(hits.block_ids)
         self.extend(sequence, num_tokens)
 
     def missing(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks that the table lacks for `num_tokens` tokens."""
-        return max(0, self.blocks_for(num_tokens) - len(sequence.table))
+        return max(0, self.blocks_for(num_tokens) - len(sequence.block_table))
 
     def extend(self, sequence: Sequence, num_tokens: int) -> tuple[int, ...]:
         """Appends the missing blocks for `num_tokens` tokens (B7) and returns them."""
         taken = self.pool.take(self.missing(sequence, num_tokens))
-        sequence.table.extend(taken)
+        sequence.block_table.extend(taken)
         return tuple(taken)
 
-    def seal(self, sequence: Sequence, num_computed: int) -> None:
-        """Registers the blocks that are full with `num_computed` tokens (K1)."""
-        num_full = num_computed // self.block_size
-        if not self.caching or num_full <= sequence.num_sealed:
+    def cache_full_blocks(self, sequence: Sequence, num_computed_tokens: int) -> None:
+        """Registers the blocks that are full with `num_computed_tokens` tokens (K1)."""
+        num_full = num_computed_tokens // self.block_size
+        if not self.caching or num_full <= sequence.num_cached_blocks:
             return
         self._extend_chain(sequence, num_full)
-        for index in range(sequence.num_sealed, num_full):
-            block_id = sequence.table[index]
+        for index in range(sequence.num_cached_blocks, num_full):
+            block_id = sequence.block_table[index]
             self.pool.register(block_id, sequence.chain[index])
-            self.sealed_in_step[block_id] = None
-        sequence.num_sealed = num_full
+            self.cached_in_step[block_id] = None
+        sequence.num_cached_blocks = num_full
 
     def release(self, sequence: Sequence) -> None:
         """Gives all blocks back; a second call changes nothing (B9)."""
-        self.pool.release(sequence.table)
-        sequence.table = []
-        sequence.num_computed = 0
-        sequence.num_sealed = 0
+        self.pool.release(sequence.block_table)
+        sequence.block_table = []
+        sequence.num_computed_tokens = 0
+        sequence.num_cached_blocks = 0
 
     def forget_chain(self, sequence: Sequence) -> None:
         """Drops a finished sequence's hold on its keys."""
         if sequence.chain:
-            self.index.unpin(sequence.chain[-1])
+            self.index.dereference(sequence.chain[-1])
             sequence.chain = []
 
     def _extend_chain(self, sequence: Sequence, num_blocks: int) -> None:
-        """Makes the keys of the first `num_blocks` blocks; a sequence pins only its deepest one."""
+        """Makes the keys of the first `num_blocks` blocks; it holds only the deepest."""
         chain = sequence.chain
         if len(chain) >= num_blocks:
             return
@@ -119,9 +119,9 @@ class BlockManager:
         for number in range(len(chain), num_blocks):
             node = index.intern(node, self._content(sequence, number * self.block_size))
             chain.append(node)
-        node.pins += 1
+        node.ref_count += 1
         if before is not None:
-            index.unpin(before)
+            index.dereference(before)
 
     def _content(self, sequence: Sequence, start: int) -> Content:
         stop = start + self.block_size
@@ -130,5 +130,5 @@ class BlockManager:
         if stop <= known:
             return prompt.content(start, stop)
         if start >= known:
-            return content_of(sequence.outputs[start - known : stop - known])
-        return content_of(prompt.tokens(start, known) + sequence.outputs[: stop - known])
+            return content_of(sequence.output_token_ids[start - known : stop - known])
+        return content_of(prompt.tokens(start, known) + sequence.output_token_ids[: stop - known])

@@ -31,7 +31,7 @@ class BlockPool:
         self._served = -1 if serve_newest else 0
         self._ref_counts: list[int] = []
         self._nodes: list[ChainNode | None] = []
-        self._loose: list[int] = []
+        self._free_uncached: list[int] = []
         self._released = FreeList()
 
     @property
@@ -49,7 +49,11 @@ class BlockPool:
 
     def free_order(self) -> list[int]:
         """All free block ids, the next one to be handed out first. O(pool)."""
-        return [*reversed(self._loose), *range(self.num_touched, self.num_blocks), *self._released]
+        return [
+            *reversed(self._free_uncached),
+            *range(self.num_touched, self.num_blocks),
+            *self._released,
+        ]
 
     def copy_of(self, node: ChainNode) -> int:
         """The block that a lookup of a registered key returns."""
@@ -65,8 +69,8 @@ class BlockPool:
         return [self._take_one() for _ in range(count)]
 
     def _take_one(self) -> int:
-        if self._loose:
-            block_id = self._loose.pop()
+        if self._free_uncached:
+            block_id = self._free_uncached.pop()
         elif self.num_touched < self.num_blocks:
             self._ref_counts.append(1)
             self._nodes.append(None)
@@ -91,7 +95,7 @@ class BlockPool:
             KernelBug: a block of the table is not held by anybody (B9).
         """
         ref_counts, nodes = self._ref_counts, self._nodes
-        loose: list[int] = []
+        uncached: list[int] = []
         freed = 0
         for block_id in reversed(table):
             count = ref_counts[block_id] - 1
@@ -102,10 +106,10 @@ class BlockPool:
                 continue
             freed += 1
             if self._unregistered_first and nodes[block_id] is None:
-                loose.append(block_id)
+                uncached.append(block_id)
             else:
                 self._released.push(block_id)
-        self._loose.extend(reversed(loose))
+        self._free_uncached.extend(reversed(uncached))
         self.num_free += freed
 
     def register(self, block_id: int, node: ChainNode) -> None:
@@ -113,7 +117,7 @@ class BlockPool:
         assert self._nodes[block_id] is None, "K3: a block has one key"
         self._nodes[block_id] = node
         node.blocks += (block_id,)
-        node.pins += 1
+        node.ref_count += 1
 
     def unregister(self, block_id: int) -> None:
         """Ends a block's key, if it has one."""
@@ -121,4 +125,4 @@ class BlockPool:
         if node is not None:
             self._nodes[block_id] = None
             node.blocks = tuple([copy for copy in node.blocks if copy != block_id])
-            self._index.unpin(node)
+            self._index.dereference(node)

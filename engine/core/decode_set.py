@@ -17,7 +17,7 @@ from engine.core.plan import NO_DECODES, DecodeBatch
 from engine.core.request import RequestId
 from engine.core.sequence import Sequence
 
-_BY_SERIAL = attrgetter("serial")
+_BY_ADMISSION = attrgetter("admission_index")
 
 
 class DecodeSet:
@@ -30,11 +30,13 @@ class DecodeSet:
         self.batch = NO_DECODES
         self._rows: list[Sequence] = []  # of `batch`
         self._stale = False  # whether members have changed since `batch` was made
-        self._gapped = False  # whether a row of `batch` was detached since then
+        self._gapped = False  # whether a row of `batch` left it since then
         self._generation = 0
         self._phases: dict[int, dict[RequestId, Sequence]] = {}
-        self._limits: list[tuple[int, int, RequestId]] = []  # (clock at the limit, serial, id)
-        self._columns: list[Seq[int]] = []  # tokens that rows of `batch` have not all absorbed
+        self._limits: list[
+            tuple[int, int, RequestId]
+        ] = []  # (clock at the limit, admission_index, id)
+        self._columns: list[Seq[int]] = []  # tokens that rows of `batch` have not all taken over
         self._run: list[Seq[int]] | None = None  # the same, by row, during a run of steps
         self._run_steps = 0
 
@@ -49,28 +51,30 @@ class DecodeSet:
         sequence.base = num_tokens - self.clock
         last = next(reversed(self.members.values()), None)
         self.members[sequence.request_id] = sequence
-        if last is not None and last.serial > sequence.serial:
-            self.members = {s.request_id: s for s in sorted(self.members.values(), key=_BY_SERIAL)}
+        if last is not None and last.admission_index > sequence.admission_index:
+            self.members = {
+                s.request_id: s for s in sorted(self.members.values(), key=_BY_ADMISSION)
+            }
         self._enter(sequence)
         self._stale = True
 
     def leave(self, sequence: Sequence) -> None:
-        """Takes a member out; its row of the current batch stays until `detach`."""
+        """Takes a member out; its row of the current batch stays until `leave_batch`."""
         del self.members[sequence.request_id]
         del self._phases[sequence.base % self.block_size][sequence.request_id]
         self._stale = True
 
-    def detach(self, sequence: Sequence) -> None:
+    def leave_batch(self, sequence: Sequence) -> None:
         """Gives a sequence all tokens of its row, which nobody fills from now on."""
         if sequence.decoding:
-            self._absorb(sequence)
+            self._sync_outputs(sequence)
             sequence.decoding = False
             self._gapped = True
 
     def _enter(self, sequence: Sequence) -> None:
         phase = self._phases.setdefault(sequence.base % self.block_size, {})
         phase[sequence.request_id] = sequence
-        entry = (sequence.limit - sequence.base, sequence.serial, sequence.request_id)
+        entry = (sequence.limit - sequence.base, sequence.admission_index, sequence.request_id)
         heapq.heappush(self._limits, entry)
 
     # Time ---------------------------------------------------------------------------------
@@ -80,7 +84,7 @@ class DecodeSet:
         phase = self._phases.get((remainder - self.clock) % self.block_size)
         if not phase:
             return []
-        return sorted(phase.values(), key=_BY_SERIAL)
+        return sorted(phase.values(), key=_BY_ADMISSION)
 
     def num_due(self, remainder: int, clock: int) -> int:
         """How many members would be due at another clock."""
@@ -95,10 +99,10 @@ class DecodeSet:
         """Tokens of a member, the one that is being sampled included."""
         return sequence.base + self.clock
 
-    def tick(self, held_back: Seq[Sequence] = ()) -> None:
-        """One decode step: every member gains a token, except those held back."""
+    def advance(self, unscheduled: Seq[Sequence] = ()) -> None:
+        """One decode step: every member gains a token, except those unscheduled."""
         self.clock += 1
-        for sequence in held_back:
+        for sequence in unscheduled:
             del self._phases[sequence.base % self.block_size][sequence.request_id]
             sequence.base -= 1
             self._enter(sequence)
@@ -112,7 +116,7 @@ class DecodeSet:
             if sequence is not None:
                 self.leave(sequence)
                 ending.append(sequence)
-        ending.sort(key=_BY_SERIAL)
+        ending.sort(key=_BY_ADMISSION)
         return ending
 
     def next_limit(self) -> int | None:
@@ -123,10 +127,14 @@ class DecodeSet:
         return limits[0][0] if limits else None
 
     def _valid(self, entry: tuple[int, int, RequestId]) -> Sequence | None:
-        """The member that a heap entry speaks of, unless it left or was held back since."""
-        clock, serial, request_id = entry
+        """The member that a heap entry speaks of, unless it left or was skipped in a step since."""
+        clock, admission_index, request_id = entry
         sequence = self.members.get(request_id)
-        if sequence is None or sequence.serial != serial or sequence.limit - sequence.base != clock:
+        if (
+            sequence is None
+            or sequence.admission_index != admission_index
+            or sequence.limit - sequence.base != clock
+        ):
             return None
         return sequence
 
@@ -138,11 +146,11 @@ class DecodeSet:
             return NO_DECODES
         if not self._stale and num_rows == len(self._rows):
             return self.batch
-        self.absorb_all()
+        self.sync_all_outputs()
         self._rows = [*self.members.values()][:num_rows]
         for row, sequence in enumerate(self._rows):
             sequence.row = row
-            sequence.absorbed = 0
+            sequence.num_synced = 0
         self._generation += 1
         ids = tuple([sequence.request_id for sequence in self._rows])
         # A plan's clock is that before its tick, and it computes the token before the newest.
@@ -152,7 +160,7 @@ class DecodeSet:
         return self.batch
 
     def takes_columns_of(self, batch: DecodeBatch) -> bool:
-        """Whether every row of a plan's batch still absorbs its tokens from columns."""
+        """Whether every row of a plan's batch still takes its tokens from columns."""
         return batch is self.batch and not self._gapped
 
     def add_column(self, tokens: Seq[int]) -> None:
@@ -161,7 +169,7 @@ class DecodeSet:
 
     def begin_run(self, tokens: Callable[[int], Seq[int]]) -> None:
         """From here on, row i's sampled tokens are those of `tokens(i)`."""
-        self.absorb_all()
+        self.sync_all_outputs()
         self._run = [tokens(row) for row in range(len(self._rows))]
 
     def step_run(self) -> None:
@@ -170,31 +178,33 @@ class DecodeSet:
 
     def end_run(self) -> None:
         """Gives every row its tokens of the run."""
-        self.absorb_all()
+        self.sync_all_outputs()
 
-    def absorb(self, sequence: Sequence) -> None:
+    def sync_outputs(self, sequence: Sequence) -> None:
         """Completes the outputs of a member."""
         if sequence.decoding:
-            self._absorb(sequence)
+            self._sync_outputs(sequence)
 
-    def _absorb(self, sequence: Sequence) -> None:
-        row, absorbed = sequence.row, sequence.absorbed
+    def _sync_outputs(self, sequence: Sequence) -> None:
+        row, num_synced = sequence.row, sequence.num_synced
         if row >= len(self._rows) or self._rows[row] is not sequence:
             return
         if self._run is not None:
-            sequence.outputs.extend(self._run[row][absorbed : self._run_steps])
-            sequence.absorbed = self._run_steps
+            sequence.output_token_ids.extend(self._run[row][num_synced : self._run_steps])
+            sequence.num_synced = self._run_steps
         else:
-            sequence.outputs.fromlist([column[row] for column in self._columns[absorbed:]])
-            sequence.absorbed = len(self._columns)
+            sequence.output_token_ids.fromlist(
+                [column[row] for column in self._columns[num_synced:]]
+            )
+            sequence.num_synced = len(self._columns)
 
-    def absorb_all(self) -> None:
+    def sync_all_outputs(self) -> None:
         """Completes the outputs of all rows and forgets the columns."""
         if self._columns or self._run is not None:
             for sequence in self._rows:
                 if sequence.decoding:
-                    self._absorb(sequence)
-                sequence.absorbed = 0
+                    self._sync_outputs(sequence)
+                sequence.num_synced = 0
         self._columns = []
         self._run = None
         self._run_steps = 0

@@ -19,11 +19,11 @@ class ChainNode:
     """One block of tokens behind one exact prefix.
 
     `blocks` are the pool's blocks registered under this key, in order of registration (K3).
-    `pins` counts registered blocks, child nodes and sequences that rest on the node; it lives in
-    the index for as long as that is not zero.
+    `ref_count` counts registered blocks, child nodes and sequences that rest on the node; it
+    lives in the index for as long as that is not zero.
     """
 
-    __slots__ = ("blocks", "collision", "content", "hash", "parent", "pins")
+    __slots__ = ("blocks", "collision", "content", "hash", "parent", "ref_count")
 
     def __init__(self, hash_: int, parent: ChainNode | None, content: Content) -> None:
         self.hash = hash_
@@ -31,7 +31,7 @@ class ChainNode:
         self.content = content
         # Nearly all keys have one block, and a tuple of one takes half the memory of a list.
         self.blocks: tuple[int, ...] = ()
-        self.pins = 0
+        self.ref_count = 0
         self.collision: ChainNode | None = None
 
 
@@ -62,13 +62,13 @@ class PrefixIndex:
         if root is None:
             seed = xxhash.xxh64_intdigest(json.dumps(extra_keys).encode()) & self._mask
             root = self._roots[extra_keys] = ChainNode(seed, None, b"")
-            root.pins = 1  # roots stay
+            root.ref_count = 1  # roots stay
         return root
 
     def intern(self, parent: ChainNode, content: Content) -> ChainNode:
         """The node of `content` behind `parent`, made if it does not exist (K2).
 
-        The caller pins a new node before anything else happens.
+        The caller takes a reference to a new node before anything else happens.
         """
         key = digest(content, parent.hash) & self._mask
         node = head = self._buckets.get(key)
@@ -79,18 +79,18 @@ class PrefixIndex:
         node = ChainNode(key, parent, content)
         node.collision = head
         self._buckets[key] = node
-        parent.pins += 1
+        parent.ref_count += 1
         return node
 
-    def unpin(self, node: ChainNode) -> None:
-        """Takes one pin away and forgets nodes, upwards, that nothing needs any longer."""
-        node.pins -= 1
-        while node.pins == 0:
+    def dereference(self, node: ChainNode) -> None:
+        """Takes one reference away; forgets nodes, upwards, that nothing needs any longer."""
+        node.ref_count -= 1
+        while node.ref_count == 0:
             self._forget(node)
             parent = node.parent
             assert parent is not None, "roots are never forgotten"
             node = parent
-            node.pins -= 1
+            node.ref_count -= 1
 
     def _forget(self, node: ChainNode) -> None:
         head = self._buckets[node.hash]

@@ -109,5 +109,5 @@ class Ending:
             return False
         if not request.min_tokens:
             return True
-        self._state.decodes.absorb(sequence)
-        return len(sequence.outputs) > request.min_tokens
+        self._state.decodes.sync_outputs(sequence)
+        return len(sequence.output_token_ids) > request.min_tokens

@@ -1,4 +1,4 @@
-"""The scheduling policies; each owns its rules: order, admission, chunks, sealing, free order.
+"""The scheduling policies; each owns its rules: order, admission, chunks, registration time, free order.
 
 Rule numbers (A2, B2, ...) are those of docs/policies.md.
 """
@@ -27,7 +27,7 @@ class Policy(Protocol):
     def serve(
         self, state: KernelState, step: Step, num_rows: int, chunks: list[tuple[Sequence, int]]
     ) -> None:
-        """Serves the oldest `num_rows` decodes and the chunks; settles when they are sealed."""
+        """Serves the oldest `num_rows` decodes and the chunks; settles when they are cached."""
 
     def admits_none(self, state: KernelState, num_rows: int) -> bool:
         """Whether no waiting request can be admitted while only `num_rows` decodes go on.
@@ -50,7 +50,7 @@ class MixedPolicy:
 
     def fill(self, state: KernelState, step: Step) -> None:
         """A2: serve running, then admit unless somebody was preempted."""
-        self.serve(state, step, *self._allot(state, step.budget))
+        self.serve(state, step, *self._allot(state, step.token_budget))
         if not step.preempted:  # S6
             while self._admit_next(state, step):
                 pass
@@ -60,19 +60,21 @@ class MixedPolicy:
     ) -> None:
         """A3 and A6: blocks that fill up in this step get their keys before anybody is admitted."""
         step.serve(state, num_rows, chunks)
-        step.seal(state)
+        step.cache_full_blocks(state)
 
     def _allot(self, state: KernelState, budget: int) -> tuple[int, list[tuple[Sequence, int]]]:
         """Shares the budget out in running order (A3): decodes that are served, and chunks."""
         members = state.decodes.members
-        if not state.partials:
+        if not state.partial_prefills:
             return min(len(members), budget), []
         chunks: list[tuple[Sequence, int]] = []
-        first_partial = next(iter(state.partials.values()))
-        newest_decode = next(reversed(members.values()), first_partial)
-        if newest_decode.serial <= first_partial.serial:  # the usual order: all decodes first
+        first_partial_prefill = next(iter(state.partial_prefills.values()))
+        newest_decode = next(reversed(members.values()), first_partial_prefill)
+        if (
+            newest_decode.admission_index <= first_partial_prefill.admission_index
+        ):  # the usual order: all decodes first
             num_rows = min(len(members), budget)
-            for sequence in state.partials.values():
+            for sequence in state.partial_prefills.values():
                 count = self._chunk(state, sequence, budget - num_rows - sum(n for _, n in chunks))
                 if count:
                     chunks.append((sequence, count))
@@ -84,42 +86,42 @@ class MixedPolicy:
             if sequence.request_id in members:
                 num_rows += 1
                 budget -= 1
-            elif sequence.request_id in state.partials:
+            elif sequence.request_id in state.partial_prefills:
                 count = self._chunk(state, sequence, budget)
                 chunks.append((sequence, count))
                 budget -= count
         return num_rows, chunks
 
     def _chunk(self, state: KernelState, sequence: Sequence, budget: int) -> int:
-        count = sequence.num_known - sequence.num_computed
+        count = sequence.num_tokens - sequence.num_computed_tokens
         threshold = state.config.long_prefill_token_threshold
         return min(count, threshold or count, budget)
 
     def _admit_next(self, state: KernelState, step: Step) -> bool:
         """A4: admits the head of waiting if seats, budget and blocks allow it."""
         waiting, manager = state.waiting, state.manager
-        if not waiting or not step.budget or len(state.running) >= state.config.max_num_seqs:
+        if not waiting or not step.token_budget or len(state.running) >= state.config.max_num_seqs:
             return False  # S2
         sequence = waiting[0]
         hits = manager.lookup(sequence)
-        if self._needed(state, sequence, hits, step.budget) > manager.pool.num_free:
+        if self._needed(state, sequence, hits, step.token_budget) > manager.pool.num_free:
             return False  # nobody behind it is tried (S9)
         waiting.popleft()
         state.run(sequence)
         start = len(hits.block_ids) * manager.block_size
-        sequence.num_computed = start
-        count = self._chunk(state, sequence, step.budget)
+        sequence.num_computed_tokens = start
+        count = self._chunk(state, sequence, step.token_budget)
         admit(state, step, sequence, hits, start + count)
-        state.partials[sequence.request_id] = sequence
+        state.partial_prefills[sequence.request_id] = sequence
         step.chunks.append((sequence, count))
-        step.budget -= count
-        manager.seal(sequence, start + count)
+        step.token_budget -= count
+        manager.cache_full_blocks(sequence, start + count)
         return True
 
     def _needed(self, state: KernelState, sequence: Sequence, hits: Hits, budget: int) -> int:
         """Free blocks that admission asks for: whole sequence, free hits and watermark counted."""
         manager, config = state.manager, state.config
-        total = sequence.num_known
+        total = sequence.num_tokens
         if not config.reserve_full_prompt:
             start = len(hits.block_ids) * manager.block_size
             count = total - start
@@ -156,37 +158,37 @@ class PrefillFirstPolicy:
             if config.bound_decode_tokens:
                 num_rows = min(num_rows, config.max_num_batched_tokens)  # S1
             step.serve(state, num_rows, [])
-        step.unsealed = step.filled(state)  # B4: keys come once the blocks are computed
+        step.uncached = step.filled(state)  # B4: keys come once the blocks are computed
 
     def serve(
         self, state: KernelState, step: Step, num_rows: int, chunks: list[tuple[Sequence, int]]
     ) -> None:
-        """Serves and leaves sealing to the commit."""
+        """Serves, and leaves the keys to the commit."""
         step.serve(state, num_rows, chunks)
-        step.unsealed = step.filled(state)
+        step.uncached = step.filled(state)
 
     def _prefill_next(self, state: KernelState, step: Step) -> bool:
         """Computes the head of waiting, or its first part if it is the step's first (S8)."""
         waiting, manager = state.waiting, state.manager
-        if not waiting or not step.budget or len(step.chunks) >= state.config.max_num_seqs:
+        if not waiting or not step.token_budget or len(step.chunks) >= state.config.max_num_seqs:
             return False
         sequence = waiting[0]
         hits = NO_HITS
-        if not sequence.table:
+        if not sequence.block_table:
             if self._seats_full(state):
                 return False
             hits = manager.lookup(sequence)
             if self._needed(state, sequence, hits) > manager.pool.num_free:
                 return False
-        start = sequence.num_computed or len(hits.block_ids) * manager.block_size
-        todo = sequence.num_known - start
-        if todo > step.budget and step.chunks:
+        start = sequence.num_computed_tokens or len(hits.block_ids) * manager.block_size
+        todo = sequence.num_tokens - start
+        if todo > step.token_budget and step.chunks:
             return False
-        if not sequence.table:
-            admit(state, step, sequence, hits, sequence.num_known)
-        count = min(todo, step.budget)
+        if not sequence.block_table:
+            admit(state, step, sequence, hits, sequence.num_tokens)
+        count = min(todo, step.token_budget)
         step.chunks.append((sequence, count))
-        step.budget -= count
+        step.token_budget -= count
         if count < todo:
             return False
         waiting.popleft()
@@ -198,7 +200,7 @@ class PrefillFirstPolicy:
         return config.bound_holders and len(state.running) >= config.max_num_seqs  # S2
 
     def _needed(self, state: KernelState, sequence: Sequence, hits: Hits) -> int:
-        total_blocks = state.manager.blocks_for(sequence.num_known)
+        total_blocks = state.manager.blocks_for(sequence.num_tokens)
         return total_blocks - len(hits.block_ids) + hits.num_free  # T5
 
     def admits_none(self, state: KernelState, num_rows: int) -> bool:
@@ -212,7 +214,7 @@ class PrefillFirstPolicy:
 def admit(state: KernelState, step: Step, sequence: Sequence, hits: Hits, num_tokens: int) -> None:
     """Gives a waiting sequence its hits and the blocks for `num_tokens`, and records both."""
     state.manager.admit(sequence, hits, num_tokens)
-    step.note_blocks(sequence, tuple(sequence.table))
+    step.note_blocks(sequence, tuple(sequence.block_table))
     found = len(hits.block_ids)
     step.admitted.append(
         Admission(
@@ -221,7 +223,7 @@ def admit(state: KernelState, step: Step, sequence: Sequence, hits: Hits, num_to
             hit_blocks_used=found - hits.num_free - hits.num_same_step,
             hit_blocks_free=hits.num_free,
             hit_blocks_same_step=hits.num_same_step,
-            resumed=sequence.preemptions > 0,
+            resumed=sequence.num_preemptions > 0,
         )
     )
 
@@ -230,11 +232,11 @@ def stays_short_of_blocks(state: KernelState, hits: Hits, needed: int) -> bool:
     """Whether the head of waiting lacks blocks and decoding can bring it no further hit.
 
     Decodes only take free blocks. They can help the head only by filling the very block that its
-    lookup missed, which lies as deep as its hits; a sequence with more sealed blocks is past it.
+    lookup missed, which lies as deep as its hits; a sequence with more cached blocks is past it.
     """
     if needed <= state.manager.pool.num_free:
         return False
     depth = len(hits.block_ids)
     return not state.manager.caching or all(
-        member.num_sealed > depth for member in state.decodes.members.values()
+        member.num_cached_blocks > depth for member in state.decodes.members.values()
     )

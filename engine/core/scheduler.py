@@ -110,7 +110,7 @@ class Scheduler:
         for request_id in stopped:
             self._sequence(request_id)
         self._open.popleft()
-        self._seal(record.unsealed)
+        self._cache_full_blocks(record.uncached)
         self._book_tokens(record, token_ids)
         reasons = self._ending.reasons(record, sampled, token_ids, stopped, self._aborting)
         finished = self._finish(reasons, sampled)
@@ -132,7 +132,7 @@ class Scheduler:
         failed: dict[RequestId, None] = {}
         records, self._open = [*self._open], deque()
         for record in records:
-            for block_id in record.sealed:
+            for block_id in record.cached:
                 self.state.manager.pool.unregister(block_id)
             failed.update(dict.fromkeys(entry.request_id for entry in record.plan.entries))
             for sequence in record.voided:
@@ -182,11 +182,11 @@ class Scheduler:
         if num_steps > 1:
             self.state.decodes.begin_run(tokens)
             for offset in range(1, num_steps):
-                self._seal(record.unsealed)
+                self._cache_full_blocks(record.uncached)
                 self.state.decodes.step_run()
                 if offset < num_steps - 1 and self.state.decodes.is_uneventful():
-                    record.unsealed = []
-                    self.state.decodes.tick()
+                    record.uncached = []
+                    self.state.decodes.advance()
                     self._next_step += 1
                     continue
                 step = self._begin_step(tokens_open=False)
@@ -209,7 +209,7 @@ class Scheduler:
             or record.ending
             or self._aborting
             or len(self._open) > 1
-            or state.partials
+            or state.partial_prefills
             or len(plan.decode) != len(state.decodes)
             or self._ending.may_stop()
         )
@@ -255,25 +255,25 @@ class Scheduler:
 
     def block_table(self, request_id: RequestId) -> tuple[int, ...]:
         """The request's blocks in order of position."""
-        return tuple(self._sequence(request_id).table)
+        return tuple(self._sequence(request_id).block_table)
 
     def num_tokens(self, request_id: RequestId) -> int:
         """Prompt and outputs, tokens of open plans included."""
         sequence = self._sequence(request_id)
-        return self.state.decodes.num_tokens(sequence) if sequence.decoding else sequence.num_known
+        return self.state.decodes.num_tokens(sequence) if sequence.decoding else sequence.num_tokens
 
     def num_computed_tokens(self, request_id: RequestId) -> int:
         """Leading tokens whose KV is valid, or will be once the open plans are computed."""
         sequence = self._sequence(request_id)
         if sequence.decoding:
             return self.state.decodes.num_tokens(sequence) - 1  # S5
-        return sequence.num_computed
+        return sequence.num_computed_tokens
 
     def output_token_ids(self, request_id: RequestId) -> array[int]:
         """The outputs so far."""
         sequence = self._sequence(request_id)
-        self.state.decodes.absorb(sequence)
-        return sequence.outputs[:]
+        self.state.decodes.sync_outputs(sequence)
+        return sequence.output_token_ids[:]
 
     # Parts --------------------------------------------------------------------------------
 
@@ -283,7 +283,7 @@ class Scheduler:
         return {request_id} if request_id in voided else self.state.sequences
 
     def _begin_step(self, tokens_open: bool) -> Step:
-        self.state.manager.sealed_in_step = {}
+        self.state.manager.cached_in_step = {}
         return Step(self.config.max_num_batched_tokens, tokens_open)
 
     def _book(self, step: Step, plan: StepPlan) -> OpenStep:
@@ -292,8 +292,8 @@ class Scheduler:
         self._next_step += 1
         sequences = [sequence for sequence, _ in step.chunks]
         ending = step.book(state)
-        sealed = [*state.manager.sealed_in_step]
-        return OpenStep(plan, sequences, ending, step.unsealed, sealed)
+        cached = [*state.manager.cached_in_step]
+        return OpenStep(plan, sequences, ending, step.uncached, cached)
 
     def _check_progress(self, plan: StepPlan) -> None:
         if not plan.num_entries and self.config.reject_impossible and not self._open:
@@ -310,12 +310,12 @@ class Scheduler:
             raise UnknownRequest(f"no live request {request_id!r}")
         return sequence
 
-    def _seal(self, filled: list[tuple[Sequence, int]]) -> None:
+    def _cache_full_blocks(self, filled: list[tuple[Sequence, int]]) -> None:
         """Registers full blocks, in batch order, of those that still hold them."""
-        for sequence, num_computed in filled:
-            if sequence.table and sequence.request_id in self.state.sequences:
-                self.state.decodes.absorb(sequence)
-                self.state.manager.seal(sequence, num_computed)
+        for sequence, num_computed_tokens in filled:
+            if sequence.block_table and sequence.request_id in self.state.sequences:
+                self.state.decodes.sync_outputs(sequence)
+                self.state.manager.cache_full_blocks(sequence, num_computed_tokens)
 
     def _book_tokens(self, record: OpenStep, token_ids: Seq[int]) -> None:
         """Hands every live entry its token; the decode part as one column where it can."""
@@ -325,15 +325,15 @@ class Scheduler:
             by_id = dict(zip(plan.sampled_ids, token_ids, strict=True))
             for sequence in record.chunk_sequences:
                 if sequence.request_id in by_id and sequence.request_id in sequences:
-                    sequence.outputs.append(by_id[sequence.request_id])
+                    sequence.output_token_ids.append(by_id[sequence.request_id])
             column = [by_id[request_id] for request_id in plan.decode.request_ids]
         if decodes.takes_columns_of(plan.decode):
             decodes.add_column(column)
             return
-        decodes.absorb_all()
+        decodes.sync_all_outputs()
         for request_id, token_id in zip(plan.decode.request_ids, column, strict=True):
             if request_id in sequences:
-                sequences[request_id].outputs.append(token_id)
+                sequences[request_id].output_token_ids.append(token_id)
 
     def _finish(
         self, reasons: dict[RequestId, str], sampled: Seq[RequestId]
@@ -344,13 +344,13 @@ class Scheduler:
         self._aborting = {}
         sequences = self.state.sequences
         ending = [sequences[request_id] for request_id in reasons if request_id in sequences]
-        ending.sort(key=lambda sequence: sequence.serial)
+        ending.sort(key=lambda sequence: sequence.admission_index)
         finished = []
         for sequence in ending:
             reason = reasons[sequence.request_id]
             ended = self._retire(sequence, reason)
             if reason == "abort" and sequence.request_id in sampled:
-                sequence.outputs.pop()  # the abort came before this token
+                sequence.output_token_ids.pop()  # the abort came before this token
             finished.append(ended)
         return tuple(finished)
 
@@ -363,4 +363,4 @@ class Scheduler:
             self.state.manager.release(sequence)
         else:
             writer.voided.append(sequence)
-        return Finished(sequence.request_id, reason, sequence.outputs)
+        return Finished(sequence.request_id, reason, sequence.output_token_ids)

@@ -12,27 +12,27 @@ class Sequence:
     """A live request: its tokens, its block table and how far it has been computed.
 
     While it decodes, its number of tokens is `base + clock` of the decode set, so that a step
-    need not touch it; `num_computed` then is that number less one. Otherwise `num_computed` is
-    kept here. `outputs` may lag behind by columns that the decode set has not yet absorbed.
+    need not touch it; `num_computed_tokens` then is that number less one. Otherwise it
+    is kept here. `output_token_ids` may lag behind by columns that the decode set still keeps.
     """
 
     __slots__ = (
-        "absorbed",
+        "admission_index",
         "base",
+        "block_table",
         "chain",
         "decoding",
         "limit",
-        "num_computed",
-        "num_sealed",
-        "outputs",
-        "preemptions",
+        "num_cached_blocks",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_synced",
+        "output_token_ids",
         "prompt",
         "request",
         "request_id",
         "root",
         "row",
-        "serial",
-        "table",
     )
 
     def __init__(self, request: Request, limit: int) -> None:
@@ -40,24 +40,24 @@ class Sequence:
         self.request_id: RequestId = request.request_id
         self.prompt = request.prompt
         self.limit = limit  # the number of tokens at which it ends with reason `length`
-        self.outputs: array[int] = array("q")
-        self.table: list[int] = []
-        self.num_computed = 0
-        self.num_sealed = 0  # leading blocks of the table that have a key
+        self.output_token_ids: array[int] = array("q")
+        self.block_table: list[int] = []
+        self.num_computed_tokens = 0
+        self.num_cached_blocks = 0  # leading blocks of the table that have a key
         self.chain: list[ChainNode] = []  # keys of its full blocks, as far as they were needed
         self.root: ChainNode | None = None
         self.decoding = False
         self.base = 0
-        self.serial = 0  # place in running: grows with each admission
+        self.admission_index = 0  # place in running: grows with each admission
         self.row = 0
-        self.absorbed = 0
-        self.preemptions = 0
+        self.num_synced = 0
+        self.num_preemptions = 0
 
     @property
-    def num_known(self) -> int:
-        """Prompt and absorbed outputs."""
-        return len(self.prompt) + len(self.outputs)
+    def num_tokens(self) -> int:
+        """Prompt and outputs, without those that the decode set still keeps as columns."""
+        return len(self.prompt) + len(self.output_token_ids)
 
     def __repr__(self) -> str:
-        state = "decoding" if self.decoding else f"{self.num_computed} computed"
-        return f"Sequence({self.request_id!r}, {state}, {len(self.table)} blocks)"
+        state = "decoding" if self.decoding else f"{self.num_computed_tokens} computed"
+        return f"Sequence({self.request_id!r}, {state}, {len(self.block_table)} blocks)"

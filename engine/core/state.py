@@ -14,8 +14,8 @@ from engine.core.sequence import Sequence
 class KernelState:
     """Queues, tables and the decode set of one scheduler.
 
-    `running` is in order of admission (oldest first). `partials` are its members whose known
-    tokens are not all computed; under `prefill_first` a half-done prompt stays in `waiting`.
+    `running` is in order of admission (oldest first). `partial_prefills` are its members whose
+    known tokens are not all computed; under `prefill_first` a half-done prompt stays in `waiting`.
     """
 
     def __init__(self, config: KernelConfig, manager: BlockManager) -> None:
@@ -25,20 +25,20 @@ class KernelState:
         self.sequences: dict[RequestId, Sequence] = {}
         self.waiting: deque[Sequence] = deque()
         self.running: dict[RequestId, Sequence] = {}
-        self.partials: dict[RequestId, Sequence] = {}
-        self._next_serial = 1
+        self.partial_prefills: dict[RequestId, Sequence] = {}
+        self._next_admission = 1
 
     def run(self, sequence: Sequence) -> None:
         """Puts a sequence behind all running ones."""
-        sequence.serial = self._next_serial
-        self._next_serial += 1
+        sequence.admission_index = self._next_admission
+        self._next_admission += 1
         self.running[sequence.request_id] = sequence
 
     def newest(self) -> Sequence:
         """The running sequence to preempt: the newest that still has tokens to compute (S10)."""
         for sequence in reversed(self.running.values()):
             request_id = sequence.request_id
-            if request_id in self.decodes.members or request_id in self.partials:
+            if request_id in self.decodes.members or request_id in self.partial_prefills:
                 return sequence
         raise AssertionError("T4: only running sequences ask for blocks")
 
@@ -46,7 +46,7 @@ class KernelState:
         """Sends a running sequence back to the head of waiting, to be recomputed (S6)."""
         self._stop_running(sequence)
         self.manager.release(sequence)
-        sequence.preemptions += 1
+        sequence.num_preemptions += 1
         self.waiting.appendleft(sequence)
 
     def remove(self, sequence: Sequence) -> None:
@@ -60,7 +60,7 @@ class KernelState:
 
     def _stop_running(self, sequence: Sequence) -> None:
         del self.running[sequence.request_id]
-        self.partials.pop(sequence.request_id, None)
+        self.partial_prefills.pop(sequence.request_id, None)
         if sequence.request_id in self.decodes.members:
             self.decodes.leave(sequence)
-        self.decodes.detach(sequence)
+        self.decodes.leave_batch(sequence)

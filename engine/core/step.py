@@ -1,4 +1,4 @@
-"""One step under construction: serving what runs, sealing what fills up, booking the decisions."""
+"""One step under construction: serving what runs, caching full blocks, booking the decisions."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from engine.core.state import KernelState
 
 @dataclass(slots=True)
 class Step:
-    """What the policy has decided so far; `budget` is what is left of the token budget."""
+    """What the policy has decided so far; `token_budget` is what is left of the token budget."""
 
-    budget: int
+    token_budget: int
     tokens_open: bool  # an uncommitted plan still samples the newest token of every decode
     num_rows: int = 0
-    held_back: list[Sequence] = field(default_factory=list)
+    unscheduled: list[Sequence] = field(default_factory=list)
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)  # with number of tokens
     new_blocks: list[NewBlocks] = field(default_factory=list)
     admitted: list[Admission] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
-    unsealed: list[tuple[Sequence, int]] = field(default_factory=list)  # sealed at the commit
+    uncached: list[tuple[Sequence, int]] = field(default_factory=list)  # cached at the commit
 
     def serve(self, state: KernelState, num_rows: int, chunks: list[tuple[Sequence, int]]) -> None:
         """Gives blocks to the oldest `num_rows` decodes and the chunks, oldest first.
@@ -31,14 +31,20 @@ class Step:
         """
         manager, decodes = state.manager, state.decodes
         due = decodes.due(1 % decodes.block_size)  # B7
-        held_back: list[Sequence] = []
+        unscheduled: list[Sequence] = []
         if num_rows < len(decodes):
-            held_back = [*decodes.members.values()][num_rows:]
-            due = [sequence for sequence in due if sequence.serial < held_back[0].serial]
+            unscheduled = [*decodes.members.values()][num_rows:]
+            due = [
+                sequence
+                for sequence in due
+                if sequence.admission_index < unscheduled[0].admission_index
+            ]
         asking = [(sequence, decodes.num_tokens(sequence)) for sequence in due]
         if chunks:
-            asking += [(sequence, sequence.num_computed + count) for sequence, count in chunks]
-            asking.sort(key=_serial_of_pair)
+            asking += [
+                (sequence, sequence.num_computed_tokens + count) for sequence, count in chunks
+            ]
+            asking.sort(key=_admission_of_pair)
         for sequence, num_tokens in asking:
             if sequence.request_id not in state.running:
                 break  # preempted in this step, and so is everybody behind it
@@ -46,11 +52,11 @@ class Step:
                 break
             self.note_blocks(sequence, manager.extend(sequence, num_tokens))
         if self.preempted:
-            held_back = [s for s in held_back if s.request_id in decodes.members]
-            chunks = [pair for pair in chunks if pair[0].request_id in state.partials]
+            unscheduled = [s for s in unscheduled if s.request_id in decodes.members]
+            chunks = [pair for pair in chunks if pair[0].request_id in state.partial_prefills]
             num_rows = min(num_rows, len(decodes))
-        self.num_rows, self.held_back, self.chunks = num_rows, held_back, chunks
-        self.budget -= num_rows + sum(count for _, count in chunks)
+        self.num_rows, self.unscheduled, self.chunks = num_rows, unscheduled, chunks
+        self.token_budget -= num_rows + sum(count for _, count in chunks)
 
     def _make_room(self, state: KernelState, asker: Sequence, missing: int) -> bool:
         """Preempts until `missing` blocks are free (T4); False if that took the asker itself."""
@@ -65,40 +71,42 @@ class Step:
     def note_blocks(self, sequence: Sequence, block_ids: tuple[int, ...]) -> None:
         """Records the blocks that a table has just gained at its end."""
         if block_ids:
-            first = len(sequence.table) - len(block_ids)
+            first = len(sequence.block_table) - len(block_ids)
             self.new_blocks.append(NewBlocks(sequence.request_id, first, block_ids))
 
     def filled(self, state: KernelState) -> list[tuple[Sequence, int]]:
         """The served sequences whose blocks this step may fill, with their computed tokens."""
         decodes = state.decodes
         rows = decodes.due(0) if self.num_rows else []
-        if self.held_back:
-            rows = [s for s in rows if s.serial < self.held_back[0].serial]
+        if self.unscheduled:
+            rows = [s for s in rows if s.admission_index < self.unscheduled[0].admission_index]
         filled = [(sequence, decodes.num_tokens(sequence)) for sequence in rows]
         if self.chunks:
-            filled += [(sequence, sequence.num_computed + count) for sequence, count in self.chunks]
-            filled.sort(key=_serial_of_pair)
+            filled += [
+                (sequence, sequence.num_computed_tokens + count) for sequence, count in self.chunks
+            ]
+            filled.sort(key=_admission_of_pair)
         return filled
 
-    def seal(self, state: KernelState) -> None:
+    def cache_full_blocks(self, state: KernelState) -> None:
         """Gives blocks that fill up in this step their keys, once all their tokens are known."""
-        for sequence, num_computed in self.filled(state):
+        for sequence, num_computed_tokens in self.filled(state):
             if self.tokens_open and sequence.decoding:
-                self.unsealed.append((sequence, num_computed))
+                self.uncached.append((sequence, num_computed_tokens))
             else:
-                state.decodes.absorb(sequence)
-                state.manager.seal(sequence, num_computed)
+                state.decodes.sync_outputs(sequence)
+                state.manager.cache_full_blocks(sequence, num_computed_tokens)
 
     def book(self, state: KernelState) -> list[Sequence]:
         """Grows the computed counts; returns the sequences that this step brings to their limit."""
         decodes = state.decodes
         if self.num_rows:
-            decodes.tick(self.held_back)
+            decodes.advance(self.unscheduled)
         for sequence, count in self.chunks:
-            sequence.num_computed += count
-            if sequence.num_computed == sequence.num_known:
-                state.partials.pop(sequence.request_id, None)
-                decodes.join(sequence, sequence.num_known + 1)  # S12: one token is sampled
+            sequence.num_computed_tokens += count
+            if sequence.num_computed_tokens == sequence.num_tokens:
+                state.partial_prefills.pop(sequence.request_id, None)
+                decodes.join(sequence, sequence.num_tokens + 1)  # S12: one token is sampled
         return decodes.take_at_limit()
 
     def plan(self, number: int, state: KernelState) -> StepPlan:
@@ -123,14 +131,14 @@ class Step:
         if not self.chunks:
             return []
         rows = [*state.decodes.members.values()][: self.num_rows]
-        newest = rows[-1].serial if rows else 0
+        newest = rows[-1].admission_index if rows else 0
         planned = []
         for index, (sequence, count) in enumerate(self.chunks):
             older = self.num_rows
-            if sequence.serial < newest:  # only with a long-prefill threshold
-                older = sum(1 for row in rows if row.serial < sequence.serial)
-            first = sequence.num_computed
-            samples = first + count == sequence.num_known
+            if sequence.admission_index < newest:  # only with a long-prefill threshold
+                older = sum(1 for row in rows if row.admission_index < sequence.admission_index)
+            first = sequence.num_computed_tokens
+            samples = first + count == sequence.num_tokens
             planned.append(
                 Chunk(
                     sequence.request_id,
@@ -139,7 +147,7 @@ class Step:
                     older + index,
                     samples,
                     sequence.prompt,
-                    sequence.outputs,
+                    sequence.output_token_ids,
                 )
             )
         return planned
@@ -152,8 +160,8 @@ class OpenStep:
     plan: StepPlan
     chunk_sequences: list[Sequence]
     ending: list[Sequence]  # reach their limit with this step's token
-    unsealed: list[tuple[Sequence, int]]
-    sealed: list[int]  # blocks that got their key when the step was scheduled
+    uncached: list[tuple[Sequence, int]]
+    cached: list[int]  # blocks that got their key when the step was scheduled
     voided: list[Sequence] = field(default_factory=list)  # ended meanwhile; blocks still written
 
     def has(self, request_id: RequestId) -> bool:
@@ -164,5 +172,5 @@ class OpenStep:
         return request_id in plan.decode.request_ids
 
 
-def _serial_of_pair(pair: tuple[Sequence, int]) -> int:
-    return pair[0].serial
+def _admission_of_pair(pair: tuple[Sequence, int]) -> int:
+    return pair[0].admission_index

@@ -18,9 +18,9 @@ from properties.defects.planting import Mutant, Planted
 
 class _NoBudgetPolicy(MixedPolicy):
     def _admit_next(self, state: KernelState, step: Step) -> bool:
-        budget = step.budget
+        budget = step.token_budget
         admitted = super()._admit_next(state, step)
-        step.budget = budget
+        step.token_budget = budget
         return admitted
 
 
@@ -41,12 +41,12 @@ class IgnoresSeats(Planted):
 class _PastTheEndPolicy(PrefillFirstPolicy):
     def _prefill_next(self, state: KernelState, step: Step) -> bool:
         before = len(step.chunks)
-        fresh = bool(state.waiting) and not state.waiting[0].table
+        fresh = bool(state.waiting) and not state.waiting[0].block_table
         done = super()._prefill_next(state, step)
         if fresh and len(step.chunks) > before:
             sequence, count = step.chunks[-1]
             hit_tokens = step.admitted[-1].hit_tokens
-            step.chunks[-1] = (sequence, count + min(hit_tokens, step.budget))
+            step.chunks[-1] = (sequence, count + min(hit_tokens, step.token_budget))
         return done
 
 
@@ -159,7 +159,7 @@ class _OldestVictimState(KernelState):
     def newest(self) -> Sequence:
         for sequence in self.running.values():
             if sequence.request_id in self.decodes.members or (
-                sequence.request_id in self.partials
+                sequence.request_id in self.partial_prefills
             ):
                 return sequence
         return super().newest()
@@ -199,7 +199,7 @@ class WastesBudget(Planted):
 
     def _begin_step(self, tokens_open: bool) -> Step:
         step = super()._begin_step(tokens_open)
-        step.budget = max(1, step.budget - 1)
+        step.token_budget = max(1, step.token_budget - 1)
         return step
 
 

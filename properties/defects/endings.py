@@ -20,7 +20,12 @@ class _DropsPolicy(MixedPolicy):
     def _admit_next(self, state: KernelState, step: Step) -> bool:
         if super()._admit_next(state, step):
             return True
-        if state.waiting and step.budget and state.running and not state.manager.pool.num_free:
+        if (
+            state.waiting
+            and step.token_budget
+            and state.running
+            and not state.manager.pool.num_free
+        ):
             del state.sequences[state.waiting.popleft().request_id]
         return False
 
@@ -54,7 +59,7 @@ class AbortLeaksBlocks(Planted):
     def abort(self, request_id: RequestId) -> Finished | None:
         """Empties the table without a release."""
         if not self._open:
-            self._sequence(request_id).table = []
+            self._sequence(request_id).block_table = []
         return super().abort(request_id)
 
 
@@ -81,8 +86,8 @@ class AcceptsImpossible(Planted):
 class _ForgetsTokenState(KernelState):
     def preempt(self, sequence: Sequence) -> None:
         super().preempt(sequence)
-        if sequence.outputs:
-            sequence.outputs.pop()
+        if sequence.output_token_ids:
+            sequence.output_token_ids.pop()
 
 
 class PreemptionLosesToken(Planted):
@@ -97,10 +102,10 @@ class _TakesUnscheduledPolicy(PrefillFirstPolicy):
         if not done and step.chunks and state.waiting:
             sequence = state.waiting[0]
             hits = state.manager.lookup(sequence)
-            if not sequence.table and self._needed(state, sequence, hits) <= (
+            if not sequence.block_table and self._needed(state, sequence, hits) <= (
                 state.manager.pool.num_free
             ):
-                state.manager.admit(sequence, hits, sequence.num_known)
+                state.manager.admit(sequence, hits, sequence.num_tokens)
         return done
 
 
@@ -112,7 +117,7 @@ class AllocatesUnscheduled(Planted):
 
 class _NoHitCapacityPolicy(PrefillFirstPolicy):
     def _needed(self, state: KernelState, sequence: Sequence, hits: Hits) -> int:
-        return state.manager.blocks_for(sequence.num_known)
+        return state.manager.blocks_for(sequence.num_tokens)
 
 
 class CapacityIgnoresHits(Planted):

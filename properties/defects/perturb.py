@@ -44,7 +44,7 @@ class _PerturbedManager(BlockManager):
         kept = hits.block_ids[: self.dice.rng.randrange(len(hits.block_ids))]
         free = sum(1 for block in kept if self.pool.ref_count(block) == 0)
         fresh = sum(
-            1 for block in kept if block in self.sealed_in_step and self.pool.ref_count(block)
+            1 for block in kept if block in self.cached_in_step and self.pool.ref_count(block)
         )
         return Hits(kept, free, fresh)
 

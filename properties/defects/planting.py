@@ -78,5 +78,5 @@ def find_hits(manager: BlockManager, sequence: Sequence, most: int) -> Hits:
             break
         block_ids.append(manager.pool.copy_of(node))
     free = [block for block in block_ids if manager.pool.ref_count(block) == 0]
-    fresh = [block for block in block_ids if block in manager.sealed_in_step]
+    fresh = [block for block in block_ids if block in manager.cached_in_step]
     return Hits(tuple(block_ids), len(free), len([block for block in fresh if block not in free]))

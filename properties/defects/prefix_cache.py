@@ -17,7 +17,7 @@ from properties.defects.planting import Mutant, Planted, find_hits
 class _EagerManager(BlockManager):
     def admit(self, sequence: Sequence, hits: Hits, num_tokens: int) -> None:
         super().admit(sequence, hits, num_tokens)
-        self.seal(sequence, num_tokens)
+        self.cache_full_blocks(sequence, num_tokens)
 
 
 class RegistersAtAllocation(Planted):
@@ -47,7 +47,7 @@ class _OneBlockPerKeyPool(BlockPool):
         if node is not None:
             self._nodes[block_id] = None
             node.blocks = tuple([copy for copy in node.blocks if copy != block_id])
-            self._index.unpin(node)
+            self._index.dereference(node)
 
 
 class LosesTwin(Planted):
@@ -59,8 +59,8 @@ class LosesTwin(Planted):
 class _TrustsHashIndex(PrefixIndex):
     def intern(self, parent: ChainNode, content: Content) -> ChainNode:
         node = super().intern(parent, content)
-        if node.collision is not None and not node.blocks and node.pins == 0:
-            parent.pins -= 1
+        if node.collision is not None and not node.blocks and node.ref_count == 0:
+            parent.ref_count -= 1
             self._buckets[node.hash] = node.collision
             return node.collision
         return node
@@ -78,10 +78,10 @@ class _TakesBeforePinManager(BlockManager):
         fresh = self.pool.take(wanted)
         for block_id in hits.block_ids:
             self.pool._ref_counts[block_id] += 1
-        sequence.table = [*hits.block_ids, *fresh]
-        sequence.num_computed = sequence.num_sealed = 0
-        sequence.num_computed = len(hits.block_ids) * self.block_size
-        sequence.num_sealed = len(hits.block_ids)
+        sequence.block_table = [*hits.block_ids, *fresh]
+        sequence.num_computed_tokens = sequence.num_cached_blocks = 0
+        sequence.num_computed_tokens = len(hits.block_ids) * self.block_size
+        sequence.num_cached_blocks = len(hits.block_ids)
 
 
 class TakesBeforePin(Planted):
@@ -105,7 +105,7 @@ class _HitsLastManager(BlockManager):
     def lookup(self, sequence: Sequence) -> Hits:
         if not self.caching:
             return NO_HITS
-        return find_hits(self, sequence, sequence.num_known // self.block_size)
+        return find_hits(self, sequence, sequence.num_tokens // self.block_size)
 
 
 class HitsLastBlock(Planted):

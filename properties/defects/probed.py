@@ -16,8 +16,8 @@ class _SkipsStep(Step):
     def book(self, state: KernelState) -> list[Sequence]:
         ending = super().book(state)
         for sequence, _ in self.chunks:
-            if sequence.num_computed + 1 < sequence.num_known and not sequence.decoding:
-                sequence.num_computed += 1
+            if sequence.num_computed_tokens + 1 < sequence.num_tokens and not sequence.decoding:
+                sequence.num_computed_tokens += 1
         return ending
 
 

@@ -20,7 +20,7 @@ class _FreesSharedPool(BlockPool):
         super().release(table)
         for block_id in table:
             if self._ref_counts[block_id] == 1:
-                self._loose.append(block_id)
+                self._free_uncached.append(block_id)
                 self.num_free += 1
 
 
@@ -34,7 +34,7 @@ class _QueuesTwicePool(BlockPool):
     def release(self, table: Seq[int]) -> None:
         super().release(table)
         if table and self._ref_counts[table[0]] == 0:
-            self._loose.append(table[0])
+            self._free_uncached.append(table[0])
 
 
 class QueuesBlockTwice(Planted):
@@ -68,9 +68,9 @@ class LeaksFirstBlock(Planted):
 
 class _AppendsFirstManager(BlockManager):
     def extend(self, sequence: Sequence, num_tokens: int) -> tuple[int, ...]:
-        if sequence.table and self.missing(sequence, num_tokens) == 1:
-            sequence.table.append(sequence.table[0])
-            return (sequence.table[0],)
+        if sequence.block_table and self.missing(sequence, num_tokens) == 1:
+            sequence.block_table.append(sequence.block_table[0])
+            return (sequence.block_table[0],)
         return super().extend(sequence, num_tokens)
 
 
@@ -82,7 +82,7 @@ class AppendsFirstBlockAgain(Planted):
 
 class _ReservesAllManager(BlockManager):
     def admit(self, sequence: Sequence, hits: Hits, num_tokens: int) -> None:
-        super().admit(sequence, hits, max(num_tokens, sequence.num_known))
+        super().admit(sequence, hits, max(num_tokens, sequence.num_tokens))
 
 
 class TakesWholePromptForChunk(Planted):
@@ -107,8 +107,13 @@ class _KeepsPartialPolicy(MixedPolicy):
         if super()._admit_next(state, step):
             return True
         pool = state.manager.pool
-        if state.waiting and step.budget and pool.num_free and not state.waiting[0].table:
-            state.waiting[0].table.extend(pool.take(1))
+        if (
+            state.waiting
+            and step.token_budget
+            and pool.num_free
+            and not state.waiting[0].block_table
+        ):
+            state.waiting[0].block_table.extend(pool.take(1))
         return False
 
 
@@ -144,7 +149,7 @@ class _HandsOutTwicePool(BlockPool):
     def take(self, count: int) -> list[int]:
         taken = super().take(count)
         if taken:
-            self._loose.append(taken[0])
+            self._free_uncached.append(taken[0])
             self.num_free += 1
         return taken
 
@@ -159,7 +164,7 @@ class _RecomputesManager(BlockManager):
     def admit(self, sequence: Sequence, hits: Hits, num_tokens: int) -> None:
         super().admit(sequence, hits, num_tokens)
         if hits.block_ids:
-            sequence.num_computed -= 1
+            sequence.num_computed_tokens -= 1
 
 
 class RecomputesIntoHit(Planted):
@@ -174,8 +179,8 @@ class _RepeatsStep(Step):
     def book(self, state: KernelState) -> list[Sequence]:
         ending = super().book(state)
         for sequence, count in self.chunks:
-            if count > 1 and sequence.num_computed < sequence.num_known:
-                sequence.num_computed -= 1
+            if count > 1 and sequence.num_computed_tokens < sequence.num_tokens:
+                sequence.num_computed_tokens -= 1
         return ending
 
 
@@ -204,8 +209,8 @@ class _ViewManager(BlockManager):
     def admit(self, sequence: Sequence, hits: Hits, num_tokens: int) -> None:
         super().admit(sequence, hits, num_tokens)
         # The table handed out is a view of one row that the next admission overwrites.
-        self._shared_row[:] = sequence.table
-        sequence.table = self._shared_row
+        self._shared_row[:] = sequence.block_table
+        sequence.block_table = self._shared_row
 
 
 class SharesTableRow(Planted):

@@ -31,8 +31,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "keys then come with the commit of the same step, before anybody looks for one",
     (
         "MixedPolicy._allot",
-        "if newest_decode.serial <= first_partial.serial:  # the usual order: all decodes first",
-        "if newest_decode.serial < first_partial.serial:  # the usual order: all decodes first",
+        "newest_decode.admission_index <= first_partial_prefill.admission_index",
+        "newest_decode.admission_index < first_partial_prefill.admission_index",
     ): "equal only without decodes, where the general loop below gives the same",
     (
         "PrefillFirstPolicy._prefill_next",
@@ -45,24 +45,24 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "return True",
     ): "a cut prompt has used up the budget, so the next round of the loop ends at once",
     (
-        "BlockManager.seal",
-        "if not self.caching or num_full <= sequence.num_sealed:",
-        "if not self.caching or num_full < sequence.num_sealed:",
+        "BlockManager.cache_full_blocks",
+        "if not self.caching or num_full <= sequence.num_cached_blocks:",
+        "if not self.caching or num_full < sequence.num_cached_blocks:",
     ): "with nothing new to seal the loop below is empty",
     (
-        "BlockManager.seal",
-        "self.sealed_in_step[block_id] = None",
-        'self.sealed_in_step[block_id] = ""',
+        "BlockManager.cache_full_blocks",
+        "self.cached_in_step[block_id] = None",
+        'self.cached_in_step[block_id] = ""',
     ): "the dict is an ordered set: its values are never read",
     (
         "BlockManager.release",
-        "sequence.num_sealed = 0",
-        "sequence.num_sealed = None",
+        "sequence.num_cached_blocks = 0",
+        "sequence.num_cached_blocks = None",
     ): "admission sets it again before anybody reads it",
     (
         "BlockManager.release",
-        "sequence.num_sealed = 0",
-        "sequence.num_sealed = 1",
+        "sequence.num_cached_blocks = 0",
+        "sequence.num_cached_blocks = 1",
     ): "admission sets it again before anybody reads it",
     (
         "BlockManager.forget_chain",
@@ -86,13 +86,13 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "the general case at the end gives the same content",
     (
         "BlockManager._content",
-        "return content_of(sequence.outputs[start - known : stop - known])",
-        "return content_of(sequence.outputs[start - known : stop + known])",
+        "return content_of(sequence.output_token_ids[start - known : stop - known])",
+        "return content_of(sequence.output_token_ids[start - known : stop + known])",
     ): "a block of outputs gets its key when its last token is the newest, so nothing lies behind",
     (
         "BlockManager._content",
-        "return content_of(prompt.tokens(start, known) + sequence.outputs[: stop - known])",
-        "return content_of(prompt.tokens(start, known) + sequence.outputs[: stop + known])",
+        "return content_of(prompt.tokens(start, known) + sequence.output_token_ids[: stop - known])",
+        "return content_of(prompt.tokens(start, known) + sequence.output_token_ids[: stop + known])",
     ): "a block of outputs gets its key when its last token is the newest, so nothing lies behind",
     (
         "FreeList.push",
@@ -121,8 +121,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "a root has no block, so its content is never read",
     (
         "PrefixIndex.root",
-        "root.pins = 1  # roots stay",
-        "root.pins = 2  # roots stay",
+        "root.ref_count = 1  # roots stay",
+        "root.ref_count = 2  # roots stay",
     ): "any number but 0 keeps a root",
     (
         "Scheduler.commit",
@@ -176,8 +176,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "columns are a shortcut: booking row by row gives the same outputs",
     (
         "BlockManager.__init__",
-        "self.sealed_in_step: dict[int, None] = {}",
-        "self.sealed_in_step: dict[int, None] = None",
+        "self.cached_in_step: dict[int, None] = {}",
+        "self.cached_in_step: dict[int, None] = None",
     ): "every step begins with a dict of its own",
     (
         "MixedPolicy._allot",
@@ -191,34 +191,34 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "one more step is done the long way, with the same result",
     (
         "DecodeSet.join",
-        "if last is not None and last.serial > sequence.serial:",
-        "if last is not None and last.serial >= sequence.serial:",
-    ): "no two sequences have one serial, so the two are never equal",
+        "if last is not None and last.admission_index > sequence.admission_index:",
+        "if last is not None and last.admission_index >= sequence.admission_index:",
+    ): "no two sequences have one admission_index, so the two are never equal",
     (
         "DecodeSet.detach",
         "sequence.decoding = False",
         "sequence.decoding = None",
     ): "only the truth of the flag is read",
     (
-        "DecodeSet.absorb_all",
-        "sequence.absorbed = 0",
-        "sequence.absorbed = None",
+        "DecodeSet.sync_all_outputs",
+        "sequence.num_synced = 0",
+        "sequence.num_synced = None",
     ): "it is only the start of a slice, and a slice from None begins at 0 as well",
     (
         "KernelState.preempt",
-        "sequence.preemptions += 1",
-        "sequence.preemptions = 1",
+        "sequence.num_preemptions += 1",
+        "sequence.num_preemptions = 1",
     ): "only whether it is above 0 is read",
     (
         "KernelState.preempt",
-        "sequence.preemptions += 1",
-        "sequence.preemptions += 2",
+        "sequence.num_preemptions += 1",
+        "sequence.num_preemptions += 2",
     ): "only whether it is above 0 is read",
     (
         "KernelState.run",
-        "self._next_serial += 1",
-        "self._next_serial += 2",
-    ): "serials are only compared with one another, so the distance between them is free",
+        "self._next_admission += 1",
+        "self._next_admission += 2",
+    ): "admissions are only compared with one another, so the distance between them is free",
     (
         "Chunk.token_ids",
         'tokens = self.prompt.tokens(start, min(stop, known)) if start < known else array("q")',
@@ -267,23 +267,23 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "both tuples are made from the same rows and cannot change",
     (
         "Step._plan_chunks",
-        "newest = rows[-1].serial if rows else 0",
-        "newest = rows[-1].serial if rows else 1",
-    ): "serials begin with 1, and without rows no row is older either way",
+        "newest = rows[-1].admission_index if rows else 0",
+        "newest = rows[-1].admission_index if rows else 1",
+    ): "admissions begin with 1, and without rows no row is older either way",
     (
         "Step._plan_chunks",
-        "if sequence.serial < newest:  # only with a long-prefill threshold",
-        "if sequence.serial <= newest:  # only with a long-prefill threshold",
+        "if sequence.admission_index < newest:  # only with a long-prefill threshold",
+        "if sequence.admission_index <= newest:  # only with a long-prefill threshold",
     ): "a sequence with a chunk is no row, so the two are never equal",
     (
         "Step._plan_chunks",
-        "older = sum(1 for row in rows if row.serial < sequence.serial)",
-        "older = sum(1 for row in rows if row.serial <= sequence.serial)",
+        "older = sum(1 for row in rows if row.admission_index < sequence.admission_index)",
+        "older = sum(1 for row in rows if row.admission_index <= sequence.admission_index)",
     ): "a sequence with a chunk is no row, so the two are never equal",
     (
         "DecodeSet.make_batch",
-        "sequence.absorbed = 0",
-        "sequence.absorbed = None",
+        "sequence.num_synced = 0",
+        "sequence.num_synced = None",
     ): "it is only the start of a slice, and a slice from None begins at 0 as well",
     (
         "DecodeSet.make_batch",
@@ -297,13 +297,13 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "only the truth of the flags is read",
     (
         "Sequence.__init__",
-        "self.num_sealed = 0  # leading blocks of the table that have a key",
-        "self.num_sealed = None  # leading blocks of the table that have a key",
+        "self.num_cached_blocks = 0  # leading blocks of the table that have a key",
+        "self.num_cached_blocks = None  # leading blocks of the table that have a key",
     ): "admission sets it before anybody reads it",
     (
         "Sequence.__init__",
-        "self.num_sealed = 0  # leading blocks of the table that have a key",
-        "self.num_sealed = 1  # leading blocks of the table that have a key",
+        "self.num_cached_blocks = 0  # leading blocks of the table that have a key",
+        "self.num_cached_blocks = 1  # leading blocks of the table that have a key",
     ): "admission sets it before anybody reads it",
     (
         "Sequence.__init__",
@@ -327,13 +327,13 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "whoever does not stand in that row of the batch absorbs nothing",
     (
         "Sequence.__init__",
-        "self.absorbed = 0",
-        "self.absorbed = None",
+        "self.num_synced = 0",
+        "self.num_synced = None",
     ): "it is read only of rows of the batch, and getting a row sets it",
     (
         "Sequence.__init__",
-        "self.absorbed = 0",
-        "self.absorbed = 1",
+        "self.num_synced = 0",
+        "self.num_synced = 1",
     ): "it is read only of rows of the batch, and getting a row sets it",
     (
         "DecodeSet.__init__",
@@ -357,13 +357,13 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "the first step with rows makes a batch anyway, which sets it",
     (
         "DecodeSet.__init__",
-        "self._gapped = False  # whether a row of `batch` was detached since then",
-        "self._gapped = None  # whether a row of `batch` was detached since then",
+        "self._gapped = False  # whether a row of `batch` left it since then",
+        "self._gapped = None  # whether a row of `batch` left it since then",
     ): "only the truth of the flag is read",
     (
         "DecodeSet.__init__",
-        "self._gapped = False  # whether a row of `batch` was detached since then",
-        "self._gapped = True  # whether a row of `batch` was detached since then",
+        "self._gapped = False  # whether a row of `batch` left it since then",
+        "self._gapped = True  # whether a row of `batch` left it since then",
     ): "nobody has a row before the first batch, which sets it",
     (
         "DecodeSet.__init__",
@@ -387,7 +387,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "nobody has a row before the first batch, which sets it",
     (
         "KernelState.__init__",
-        "self._next_serial = 1",
-        "self._next_serial = 2",
-    ): "serials are only compared with one another and with the 0 of who never ran",
+        "self._next_admission = 1",
+        "self._next_admission = 2",
+    ): "admissions are only compared with one another and with the 0 of who never ran",
 }

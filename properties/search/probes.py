@@ -34,7 +34,7 @@ def double_free(factory: SchedulerFactory = Scheduler) -> None:
     scheduler.add(Request(0, Prompt([1, 2, 3, 4, 5]), 4))
     scheduler.commit(scheduler.schedule(), [7])
     sequence = scheduler.state.sequences[0]
-    table = list(sequence.table)
+    table = list(sequence.block_table)
     scheduler.state.manager.release(sequence)
     before = scheduler.free_order()
     scheduler.state.manager.release(sequence)
@@ -80,7 +80,7 @@ def _chain(index: PrefixIndex, keys: tuple[tuple[str, str], ...]) -> list[ChainN
     chain = []
     for start in (0, 3):
         node = index.intern(node, content_of(array("q", range(start, start + 3))))
-        node.pins += 1
+        node.ref_count += 1
         chain.append(node)
     return chain
 

@@ -25,11 +25,11 @@ def test_another_change_of_the_same_line_is_not_justified():
 
 
 def test_every_justification_names_a_line_of_the_kernel():
-    from pathlib import Path
+    from places import REPOSITORY
 
     sources = "\n".join(
         " ".join(path.read_text().split())
-        for path in (Path(__file__).parents[2] / "engine" / "core").glob("*.py")
+        for path in (REPOSITORY / "engine" / "core").rglob("*.py")
     )
     for (function, before, after), reason in EQUIVALENT.items():
         assert f"def {function.rpartition('.')[2]}(" in sources, function

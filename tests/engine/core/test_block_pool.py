@@ -80,11 +80,11 @@ def test_colliding_hashes_never_return_a_foreign_node():
     root = index.root(())
     nodes = [index.intern(root, range(i, i + 4)) for i in range(10)]
     for node in nodes:
-        node.pins += 1
+        node.ref_count += 1
     assert len({id(node) for node in nodes}) == 10
     assert [index.intern(root, range(i, i + 4)) for i in range(10)] == nodes
     for node in nodes[::2]:
-        index.unpin(node)
+        index.dereference(node)
     assert len(index) == 5
 
 
