@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from engine.core.plan import Finished, StepOutcome
 from engine.core.request import RequestId
-from properties.follower import goals
+from properties.follower import goals, moves
+from properties.follower.picture import OpenStep, Picture
 from properties.follower.run_sums import Track
 from properties.follower.view import Target
 from properties.reference.stand_in_model import sequential_outputs
 
-if TYPE_CHECKING:
-    from properties.follower.follower import Follower, OpenStep
 
-
-def commit(follower: Follower, step: OpenStep, tokens: Sequence[int], outcome: StepOutcome) -> None:
+def commit(picture: Picture, step: OpenStep, tokens: Sequence[int], outcome: StepOutcome) -> None:
     """Applies a step's results in batch order."""
     upcoming = iter(tokens)
     kept: list[tuple[object, int]] = []
@@ -27,121 +24,121 @@ def commit(follower: Follower, step: OpenStep, tokens: Sequence[int], outcome: S
             track.pending -= samples
         name = track.request.request_id
         if track.ended:
-            if follower.ledger.ended[name] in ("stop", "length"):
-                follower.ledger.aborted_work += count  # the entry was void (async)
+            if picture.ledger.ended[name] in ("stop", "length"):
+                picture.ledger.aborted_work += count  # the entry was void (async)
             continue
-        if not follower.mixed or follower.config.async_scheduling:
-            follower.register(track, first, first + count, step.number)
+        if not picture.mixed or picture.config.async_scheduling:
+            moves.register(picture, track, first, first + count, step.number)
         if token is not None and not track.wants_abort:
             kept.append((name, token))
             track.append(token, decoding=track.preempted == step.preemptions[place])
-            reason = finish_reason(follower, track, token)
-            goals.note_token(follower, track, first, reason)
+            reason = finish_reason(picture, track, token)
+            goals.note_token(picture, track, first, reason)
             if reason is not None:
                 ending[name] = reason
-    end_all(follower, ending, outcome.finished)
+    end_all(picture, ending, outcome.finished)
     for table in step.voided:
-        follower.blocks.release(table, follower.complain)
+        picture.blocks.release(table, picture.complain)
     if list(zip(outcome.sampled, outcome.token_ids, strict=True)) != kept:
-        follower.complain("S12", f"tokens went to {list(outcome.sampled)}, expected {kept}")
+        picture.complain("S12", f"tokens went to {list(outcome.sampled)}, expected {kept}")
     if len(outcome.finished) > 1:
-        follower.ledger.goals["two ends in one step"] += 1
-    _check_first_tokens(follower)
+        picture.ledger.goals["two ends in one step"] += 1
+    _check_first_tokens(picture)
 
 
-def end_all(follower: Follower, ending: dict[RequestId, str], finished: Sequence[Finished]) -> None:
+def end_all(picture: Picture, ending: dict[RequestId, str], finished: Sequence[Finished]) -> None:
     """Ends requests in the order that was told, which keeps the order of `ending`."""
-    for track in follower.live.values():
+    for track in picture.live.values():
         if track.wants_abort:
             ending[track.request.request_id] = "abort"
     told = {ended.request_id: ended for ended in finished}
     if set(told) != set(ending):
-        follower.complain("L6", f"{list(told)} ended, expected {list(ending)}")
+        picture.complain("L6", f"{list(told)} ended, expected {list(ending)}")
     by_token = [name for name in ending if ending[name] != "abort"]
     if [name for name in told if name in by_token] != by_token:
-        follower.complain("L6", f"{list(told)} did not end in batch order {by_token}")
+        picture.complain("L6", f"{list(told)} did not end in batch order {by_token}")
     for name in sorted(ending, key=lambda name: list(told).index(name) if name in told else -1):
         law = "L8" if ending[name] == "abort" else "L6"
-        end(follower, follower.live[name], told.get(name), ending[name], law)
+        end(picture, picture.live[name], told.get(name), ending[name], law)
 
 
-def finish_reason(follower: Follower, track: Track, token: int) -> str | None:
+def finish_reason(picture: Picture, track: Track, token: int) -> str | None:
     """Why a request ends with this token, if it does."""
-    request, config = track.request, follower.config
+    request, config = track.request, picture.config
     if token in request.stop_token_ids and len(track.outputs) > request.min_tokens:
         return "stop"
-    bounded = follower.mixed or config.bound_model_len
+    bounded = picture.mixed or config.bound_model_len
     if len(track.outputs) >= request.max_tokens:
         return "length"
     return "length" if bounded and track.tokens >= config.max_model_len else None
 
 
-def _check_first_tokens(follower: Follower) -> None:
+def _check_first_tokens(picture: Picture) -> None:
     """S9: nobody samples its first token before an earlier arrival did."""
-    if follower.config.long_prefill_token_threshold:
+    if picture.config.long_prefill_token_threshold:
         return
     before = True
-    for track in sorted(follower.live.values(), key=lambda track: track.arrival):
+    for track in sorted(picture.live.values(), key=lambda track: track.arrival):
         if track.first_token and not before:
-            follower.complain("S9", f"{track.request.request_id!r} overtook an earlier request")
+            picture.complain("S9", f"{track.request.request_id!r} overtook an earlier request")
         before = track.first_token
 
 
-def end(follower: Follower, track: Track, finished: Finished | None, reason: str, law: str) -> None:
+def end(picture: Picture, track: Track, finished: Finished | None, reason: str, law: str) -> None:
     """Takes a request out of the picture and checks how it ended."""
-    request, ledger = track.request, follower.ledger
+    request, ledger = track.request, picture.ledger
     name = request.request_id
     if finished is None:
-        follower.complain(law, f"{name!r} should have ended with {reason!r}")
+        picture.complain(law, f"{name!r} should have ended with {reason!r}")
     elif finished.reason != reason:
-        follower.complain("L6", f"{name!r} ended with {finished.reason!r}, not {reason!r}")
+        picture.complain("L6", f"{name!r} ended with {finished.reason!r}, not {reason!r}")
     if finished is not None and list(finished.output_token_ids) != track.outputs:
-        follower.complain("L7", f"{name!r} returned {list(finished.output_token_ids)}")
+        picture.complain("L7", f"{name!r} returned {list(finished.output_token_ids)}")
     if reason in ("stop", "length"):
-        _check_outputs(follower, track)
-        if track not in follower.waiting:  # else a preemption has booked its work already (async)
+        _check_outputs(picture, track)
+        if track not in picture.waiting:  # else a preemption has booked its work already (async)
             ledger.finished_work += len(request.prompt) + len(track.outputs) - 1
     else:
         ledger.aborted_work += track.computed
     if name in ledger.ended:
-        follower.complain("L4", f"{name!r} ended twice")
+        picture.complain("L4", f"{name!r} ended twice")
     ledger.ended[name] = reason
     ledger.outputs[name] = track.outputs
-    writing = [step for step in follower.open if any(entry[0] is track for entry in step.entries)]
+    writing = [step for step in picture.open if any(entry[0] is track for entry in step.entries)]
     if writing:
         writing[-1].voided.append(track.table)
     else:
-        follower.blocks.release(track.table, follower.complain)
+        picture.blocks.release(track.table, picture.complain)
     track.table = []
     track.ended = True
-    for queue in (follower.waiting, follower.running):
+    for queue in (picture.waiting, picture.running):
         if track in queue:
             queue.remove(track)
-    del follower.live[name]
+    del picture.live[name]
 
 
-def _check_outputs(follower: Follower, track: Track) -> None:
+def _check_outputs(picture: Picture, track: Track) -> None:
     request = track.request
     if not 1 <= len(track.outputs) <= request.max_tokens:
-        follower.complain("L7", f"{request.request_id!r} has {len(track.outputs)} outputs")
-    config = follower.config
+        picture.complain("L7", f"{request.request_id!r} has {len(track.outputs)} outputs")
+    config = picture.config
     limit = config.max_model_len
-    if not (follower.mixed or config.bound_model_len):
+    if not (picture.mixed or config.bound_model_len):
         limit = len(request.prompt) + request.max_tokens
-    expected, _ = sequential_outputs(request, track.seed, follower.vocabulary, limit)
+    expected, _ = sequential_outputs(request, track.seed, picture.vocabulary, limit)
     if expected != track.outputs:
         detail = f"{request.request_id!r}: {track.outputs}, alone {expected}"
         if track.preempted:
-            follower.complain("E4", detail)
+            picture.complain("E4", detail)
         if config.hash_bits <= 8:
-            follower.complain("K11", detail)
-        follower.complain("E1", detail)
+            picture.complain("K11", detail)
+        picture.complain("E1", detail)
 
 
-def discard(follower: Follower, step: OpenStep, finished: Sequence[Finished]) -> None:
+def discard(picture: Picture, step: OpenStep, finished: Sequence[Finished]) -> None:
     """A failed step: its keys and its members go, and nobody knows what its slots hold."""
-    blocks, size = follower.blocks, follower.config.block_size
-    goals.note_discard(follower, step)
+    blocks, size = picture.blocks, picture.config.block_size
+    goals.note_discard(picture, step)
     for block in range(blocks.num_blocks):
         if blocks.keyed_step[block] == step.number:
             blocks.unregister(block)
@@ -150,21 +147,21 @@ def discard(follower: Follower, step: OpenStep, finished: Sequence[Finished]) ->
         if not track.ended:
             track.pending -= samples
             ending[track.request.request_id] = "error"
-        elif follower.ledger.ended[track.request.request_id] in ("stop", "length"):
-            follower.ledger.aborted_work += count
+        elif picture.ledger.ended[track.request.request_id] in ("stop", "length"):
+            picture.ledger.aborted_work += count
         for position in range(first, first + count):
             if position // size < len(table):
                 blocks.contents[table[position // size]][position % size] = None
     for table in step.voided:
-        blocks.release(table, follower.complain)
-    end_all(follower, ending, finished)
+        blocks.release(table, picture.complain)
+    end_all(picture, ending, finished)
 
 
-def compare_state(follower: Follower, target: Target) -> None:
+def compare_state(picture: Picture, target: Target) -> None:
     """Queues, tables, counts and the free queue: the scheduler's against the picture's."""
-    live, complain = follower.live, follower.complain
-    waiting = [track.request.request_id for track in follower.waiting]
-    running = [track.request.request_id for track in follower.running]
+    live, complain = picture.live, picture.complain
+    waiting = [track.request.request_id for track in picture.waiting]
+    running = [track.request.request_id for track in picture.running]
     told_waiting, told_running = target.waiting_ids(), target.running_ids()
     if told_waiting != waiting or told_running != running:
         if sorted(map(str, told_waiting + told_running)) != sorted(map(str, waiting + running)):
@@ -176,21 +173,21 @@ def compare_state(follower: Follower, target: Target) -> None:
         complain("L4", f"has_work={target.has_work} with {len(live)} live requests")
     for name, track in live.items():
         table = target.block_table(name)
-        if table and not track.table and track in follower.waiting:
+        if table and not track.table and track in picture.waiting:
             complain("B8", f"{name!r} was not admitted and holds {table}")
         if table != tuple(track.table):
             complain("B6", f"{name!r} holds {table}, the plans say {track.table}")
-        if not follower.open:
+        if not picture.open:
             computed = target.num_computed_tokens(name)
             if computed != track.computed:
                 complain("S5", f"{name!r}: {computed} computed, not {track.computed}")
             if track.sampled and track.computed != track.tokens - 1:
                 complain("S5", f"{name!r} decodes with {computed} of {track.tokens} computed")
-    _compare_free(follower, target)
+    _compare_free(picture, target)
 
 
-def _compare_free(follower: Follower, target: Target) -> None:
-    blocks, complain = follower.blocks, follower.complain
+def _compare_free(picture: Picture, target: Target) -> None:
+    blocks, complain = picture.blocks, picture.complain
     order = target.free_order()
     if order is None:  # an adapter that cannot tell
         if target.num_free_blocks != len(blocks.free):
@@ -205,9 +202,9 @@ def _compare_free(follower: Follower, target: Target) -> None:
         if len(order) + len(held) != blocks.num_blocks:
             complain("B4", f"{len(order)} free and {len(held)} held of {blocks.num_blocks}")
         if (
-            follower.open
-            and not follower.open[-1].plan.new_blocks
-            and (not follower.open[-1].plan.preempted)
+            picture.open
+            and not picture.open[-1].plan.new_blocks
+            and (not picture.open[-1].plan.preempted)
         ):
             complain("K10", f"a step that took nothing left the free queue as {order}")
         complain("K9", f"the free queue is {order}, not {blocks.free}")
@@ -215,17 +212,17 @@ def _compare_free(follower: Follower, target: Target) -> None:
             blocks.free = list(order)
     if target.num_free_blocks != len(order):
         complain("B1", f"num_free_blocks={target.num_free_blocks}, the free queue has {len(order)}")
-    if order and follower.config.enable_prefix_caching:
+    if order and picture.config.enable_prefix_caching:
         blocks.check_eviction_order(order, complain)
 
 
-def drained(follower: Follower, target: Target) -> None:
+def drained(picture: Picture, target: Target) -> None:
     """Nothing is live: conservation, no leak, and the work identity."""
-    ledger, complain = follower.ledger, follower.complain
-    if follower.live or target.has_work:
-        complain("L3", f"{len(follower.live)} requests never finished")
-    if target.num_free_blocks != follower.config.num_blocks or any(follower.blocks.refs):
-        complain("L5", f"{target.num_free_blocks} of {follower.config.num_blocks} blocks are free")
+    ledger, complain = picture.ledger, picture.complain
+    if picture.live or target.has_work:
+        complain("L3", f"{len(picture.live)} requests never finished")
+    if target.num_free_blocks != picture.config.num_blocks or any(picture.blocks.refs):
+        complain("L5", f"{target.num_free_blocks} of {picture.config.num_blocks} blocks are free")
     if set(ledger.ended) != ledger.added:
         complain("L4", f"added {sorted(map(str, ledger.added))}, ended {list(ledger.ended)}")
     explained = (

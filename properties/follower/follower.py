@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from engine.core.config import KernelConfig
 from engine.core.plan import Admission, Finished, StepOutcome
 from engine.core.request import Request, RequestId
-from properties.follower import endings, goals, tightness
-from properties.follower.pool_picture import BlockPicture
-from properties.follower.run_sums import Ledger, Track
-from properties.follower.view import LawBroken, PlanView, Target
+from properties.follower import endings, goals, moves, tightness
+from properties.follower.picture import OpenStep, Picture
+from properties.follower.run_sums import Track
+from properties.follower.view import PlanView, Target
 from properties.reference.stand_in_model import sample
 
 TIGHTNESS = frozenset({"T1", "T2", "T3", "T4", "T5"})
@@ -21,57 +20,13 @@ SUSPENDED_IF_PERTURBED = TIGHTNESS | {"S8", "S9", "S10", "B11", "L2", "K9"}
 SUSPENDED_IF_ASYNC = TIGHTNESS | {"K9", "B11", "S10", "L2"}
 
 
-class OpenStep:
-    """What a plan still owes: (track, first position, tokens, samples, table) per entry.
-
-    `voided` are tables of requests that ended while this step still writes to them (async).
-    """
-
-    __slots__ = ("entries", "number", "plan", "preemptions", "voided")
-
-    def __init__(self, plan: PlanView, number: int) -> None:
-        self.plan = plan
-        self.number = number
-        self.entries: list[tuple[Track, int, int, bool, list[int]]] = []
-        self.preemptions: list[int] = []  # of each member before this step
-        self.voided: list[list[int]] = []
-
-
-class Follower:
+class Follower(Picture):
     """Checks every law that can be seen from a scheduler's decisions and queues.
 
     Call `on_add`, `on_schedule`, `execute`, `on_commit`, `on_abort`, `on_discard` and `on_drain`
     beside the scheduler's own calls. `only` limits the complaints to some laws, `suspended`
     leaves some out.
     """
-
-    def __init__(
-        self,
-        config: KernelConfig,
-        vocabulary: int,
-        only: frozenset[str] | None = None,
-        suspended: frozenset[str] = frozenset(),
-    ) -> None:
-        self.config = config
-        self.vocabulary = vocabulary
-        self.only = only
-        self.suspended = suspended
-        self.mixed = config.policy == "mixed"
-        self.blocks = BlockPicture(
-            config.num_blocks, config.block_size, self.mixed, newest_copy=not self.mixed
-        )
-        self.live: dict[RequestId, Track] = {}
-        self.waiting: list[Track] = []
-        self.running: list[Track] = []
-        self.open: list[OpenStep] = []
-        self.ledger = Ledger()
-        self.step_keys: list[int] = []  # blocks registered by the open step
-
-    def complain(self, law: str, detail: str) -> None:
-        """Reports a broken law unless it is switched off."""
-        if law in self.suspended or (self.only is not None and law not in self.only):
-            return
-        raise LawBroken(law, f"step {self.ledger.steps}: {detail}")
 
     # ---- requests ----
 
@@ -92,7 +47,7 @@ class Follower:
                 self.complain("L8", f"abort of {request_id!r} waits although no step is open")
             track.wants_abort = True
         else:
-            self.end(track, finished, "abort", "L8")
+            endings.end(self, track, finished, "abort", "L8")
             if target.num_free_blocks != len(self.blocks.free):
                 self.complain("L8", f"abort of {request_id!r} frees other blocks than its own")
             self.check_state(target)
@@ -115,7 +70,7 @@ class Follower:
             self.complain("S6", f"{list(admissions)} admitted in a step that preempts")
         pending_victims = list(victims)
         while pending_victims and "T4" in self.suspended:
-            self.preempt(pending_victims.pop(0))  # who asked for the blocks is not known
+            moves.preempt(self, pending_victims.pop(0))  # who asked for the blocks is not known
         slots: set[int] = set()
         total = 0
         for entry in plan.entries:
@@ -151,29 +106,6 @@ class Follower:
         self.ledger.scheduled += total
         goals.note_step(self, step, victims)
         self.check_state(target)
-
-    def preempt(self, track: Track) -> None:
-        """Applies one preemption to the picture."""
-        if not self.running or self.running[-1] is not track:
-            newest = self.running[-1].request.request_id if self.running else None
-            self.complain("S10", f"victim {track.request.request_id!r}, the newest is {newest!r}")
-        if any(other.arrival > track.arrival for other in self.running):
-            self.complain("S10", f"victim {track.request.request_id!r} is not the newest arrival")
-        if all(other.arrival >= track.arrival for other in self.live.values()):
-            self.complain("L2", f"the oldest request {track.request.request_id!r} is preempted")
-        if track in self.running:
-            self.running.remove(track)
-            self.waiting.insert(0, track)
-        else:
-            self.complain("S4", f"victim {track.request.request_id!r} is not running")
-        goals.note_victim(self, track)
-        self.blocks.release(track.table, self.complain)
-        self.ledger.preempted_work += track.computed
-        self.ledger.preemptions += 1
-        track.table = []
-        track.computed = track.reserved = track.pending = 0
-        track.sampled = False
-        track.preempted += 1
 
     def _admit(
         self,
@@ -240,7 +172,7 @@ class Follower:
     ) -> None:
         """An entry of a request that holds blocks already."""
         while len(gained) > len(self.blocks.free) and pending_victims:
-            self.preempt(pending_victims.pop(0))
+            moves.preempt(self, pending_victims.pop(0))
         if gained:
             if not self.mixed and track in self.waiting:
                 self.complain("B7", f"{track.request.request_id!r} gains blocks in mid-prompt")
@@ -294,24 +226,7 @@ class Follower:
             if blocks.refs[block] > 1:
                 self.complain("W2", f"{name!r} writes to block {block}, which is shared")
         if self.mixed:
-            self.register(track, first, first + count, step.number)
-
-    def register(self, track: Track, first: int, end: int, step: int) -> None:
-        """Gives a key to each block that is full with `end` tokens and was not with `first`."""
-        if not self.config.enable_prefix_caching:
-            return
-        size = self.config.block_size
-        for index in range(first // size, min(end // size, len(track.table))):
-            last = (index + 1) * size - 1
-            if last >= len(track.hashes):
-                continue  # its last token is still on its way (async)
-            parent = track.hashes[index * size - 1] if index else None
-            block = track.table[index]
-            if self.config.async_scheduling and self.blocks.keys[block] is not None:
-                continue  # it had its tokens already when it was assigned
-            self.blocks.unregister(block)
-            goals.note_registration(self, track.hashes[last], step)
-            self.blocks.register(block, track.hashes[last], parent, step)
+            moves.register(self, track, first, first + count, step.number)
 
     def _check_step(self, step: OpenStep, victims: list[Track], total: int, num_slots: int) -> None:
         config = self.config
@@ -386,10 +301,6 @@ class Follower:
         """The open step failed and was undone."""
         endings.discard(self, self.open.pop(0), finished)
         self.check_state(target)
-
-    def end(self, track: Track, finished: Finished | None, reason: str, law: str) -> None:
-        """Takes a request out of the picture."""
-        endings.end(self, track, finished, reason, law)
 
     def on_drain(self, target: Target) -> None:
         """Nothing is live any more."""

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from engine.core.plan import Finished
 from engine.core.request import Request
+from properties.follower.picture import OpenStep, Picture
 from properties.follower.run_sums import Track
-
-if TYPE_CHECKING:
-    from properties.follower.follower import Follower, OpenStep
 
 GOALS = (
     "preemption",
@@ -60,43 +57,43 @@ IMPOSSIBLE = {
 }
 
 
-def note_request(follower: Follower, request: Request) -> None:
+def note_request(picture: Picture, request: Request) -> None:
     """At an accepted add."""
-    reached = follower.ledger.goals
-    if len(request.prompt) % follower.config.block_size == 0:
+    reached = picture.ledger.goals
+    if len(request.prompt) % picture.config.block_size == 0:
         reached["prompt length exactly k blocks"] += 1
-    if len(request.prompt) > follower.config.max_num_batched_tokens:
+    if len(request.prompt) > picture.config.max_num_batched_tokens:
         reached["prompt longer than the budget"] += 1
 
 
-def note_abort(follower: Follower, track: Track, finished: Finished | None) -> None:
+def note_abort(picture: Picture, track: Track, finished: Finished | None) -> None:
     """At an abort."""
-    reached = follower.ledger.goals
+    reached = picture.ledger.goals
     if finished is None:
         reached["abort with an open step"] += 1
-    if track in follower.waiting and not track.table:
+    if track in picture.waiting and not track.table:
         reached["abort while waiting"] += 1
     if track.table and not track.sampled:
         reached["abort in mid-prompt"] += 1
-    if any(follower.blocks.refs[block] > 1 for block in track.table):
+    if any(picture.blocks.refs[block] > 1 for block in track.table):
         reached["abort of a sharer"] += 1
 
 
-def note_victim(follower: Follower, track: Track) -> None:
+def note_victim(picture: Picture, track: Track) -> None:
     """Before a victim's blocks are released."""
-    reached = follower.ledger.goals
+    reached = picture.ledger.goals
     reached["preemption"] += 1
     if not track.sampled and not track.pending:
         reached["preemption in mid-prompt"] += 1
-    if any(follower.blocks.refs[block] > 1 for block in track.table):
+    if any(picture.blocks.refs[block] > 1 for block in track.table):
         reached["preemption of a sharer"] += 1
 
 
-def note_hits(follower: Follower, track: Track, hits: Sequence[int], same_step: int) -> None:
+def note_hits(picture: Picture, track: Track, hits: Sequence[int], same_step: int) -> None:
     """Before hits are taken."""
     if not hits:
         return
-    reached, blocks = follower.ledger.goals, follower.blocks
+    reached, blocks = picture.ledger.goals, picture.blocks
     free = sum(1 for block in hits if blocks.refs[block] == 0)
     if free:
         reached["hit on a freed block"] += 1
@@ -104,15 +101,15 @@ def note_hits(follower: Follower, track: Track, hits: Sequence[int], same_step: 
         reached["hit on a block of the same step"] += 1
     if len(hits) > free + same_step:
         reached["hit on a used block"] += 1
-    if len(hits) * follower.config.block_size > len(track.request.prompt):
+    if len(hits) * picture.config.block_size > len(track.request.prompt):
         reached["hit on generated tokens"] += 1
     if track.preempted:
         reached["hit at re-admission"] += 1
 
 
-def note_registration(follower: Follower, key: int, step: int) -> None:
+def note_registration(picture: Picture, key: int, step: int) -> None:
     """Before a block gets its key."""
-    reached, blocks = follower.ledger.goals, follower.blocks
+    reached, blocks = picture.ledger.goals, picture.blocks
     copies = blocks.copies.get(key)
     if copies:
         reached["second copy of a registered block"] += 1
@@ -122,17 +119,17 @@ def note_registration(follower: Follower, key: int, step: int) -> None:
         reached["revival of an evicted prefix"] += 1
 
 
-def note_step(follower: Follower, step: OpenStep, victims: list[Track]) -> None:
+def note_step(picture: Picture, step: OpenStep, victims: list[Track]) -> None:
     """After a step was decided."""
-    reached, config = follower.ledger.goals, follower.config
+    reached, config = picture.ledger.goals, picture.config
     if len(victims) > 1:
         reached["two victims in one step"] += 1
-    if follower.blocks.num_evicted:
-        reached["eviction of a registered block"] += follower.blocks.num_evicted
-        follower.blocks.num_evicted = 0
-    if not follower.blocks.free:
+    if picture.blocks.num_evicted:
+        reached["eviction of a registered block"] += picture.blocks.num_evicted
+        picture.blocks.num_evicted = 0
+    if not picture.blocks.free:
         reached["no free block"] += 1
-    if len(follower.running) >= config.max_num_seqs and follower.waiting:
+    if len(picture.running) >= config.max_num_seqs and picture.waiting:
         reached["all seats taken"] += 1
     decodes = chunks = 0
     for track, first, count, samples, _ in step.entries:
@@ -144,13 +141,13 @@ def note_step(follower: Follower, step: OpenStep, victims: list[Track]) -> None:
                 reached["chunk boundary inside a block"] += 1
     if decodes and chunks:
         reached["prompt and decode in one step"] += 1
-    if decodes == config.max_num_batched_tokens and decodes < len(follower.running):
+    if decodes == config.max_num_batched_tokens and decodes < len(picture.running):
         reached["budget used up by decodes"] += 1
 
 
-def note_token(follower: Follower, track: Track, first: int, reason: str | None) -> None:
+def note_token(picture: Picture, track: Track, first: int, reason: str | None) -> None:
     """After a token was appended."""
-    reached = follower.ledger.goals
+    reached = picture.ledger.goals
     if reason == "stop":
         if first < len(track.request.prompt):
             reached["end on EOS in the prefill step"] += 1
@@ -158,9 +155,9 @@ def note_token(follower: Follower, track: Track, first: int, reason: str | None)
             reached["end on EOS after a preemption"] += 1
 
 
-def note_discard(follower: Follower, step: OpenStep) -> None:
+def note_discard(picture: Picture, step: OpenStep) -> None:
     """Before a failed step is undone."""
-    reached, blocks = follower.ledger.goals, follower.blocks
+    reached, blocks = picture.ledger.goals, picture.blocks
     fresh = {b for b in range(blocks.num_blocks) if blocks.keyed_step[b] == step.number}
     if fresh:
         reached["discard of a step with new keys"] += 1

@@ -15,6 +15,7 @@ _F = "properties.follower.follower:Follower"
 _B = "properties.follower.pool_picture:BlockPicture"
 _T = "properties.follower.tightness"
 _E = "properties.follower.endings"
+_M = "properties.follower.moves"
 _A = "engine.core.audit"
 _P = "properties.search.probes"
 _D = "properties.search.driver:Driver"
@@ -203,7 +204,7 @@ STEP_LAWS = (
         f"{_E}:commit",
     ),
     _by_table(
-        "S10", "The victim is the most recently arrived running request.", EXACT, f"{_F}.preempt"
+        "S10", "The victim is the most recently arrived running request.", EXACT, f"{_M}:preempt"
     ),
     Law(
         "S11",
@@ -253,7 +254,7 @@ TIGHTNESS_LAWS = (
 
 LIFE_LAWS = (
     _by_table("L1", "A step schedules at least one token.", BOTH, f"{_F}._check_step"),
-    _by_table("L2", "The oldest live request is never preempted.", EXACT, f"{_F}.preempt"),
+    _by_table("L2", "The oldest live request is never preempted.", EXACT, f"{_M}:preempt"),
     _by_table(
         "L3",
         "Once arrivals stop, all requests end within the bound of liveness_bound().",

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from engine.core.plan import DecodeRun, NewBlocks, StepOutcome, StepPlan
 from engine.core.scheduler import Scheduler
+from properties.follower import Follower
+from properties.follower.view import PlanView, Target
 
-if TYPE_CHECKING:
-    from properties.search.driver import Driver
+
+class Stepper(Protocol):
+    """A run that goes on step by step: what `run_ahead` needs of a driver."""
+
+    target: Target
+    follower: Follower
+
+    def open(self) -> PlanView | None: ...  # noqa: D102
+    def close(self) -> tuple[list[int], StepOutcome | None]: ...  # noqa: D102
 
 
 def clone(scheduler: Scheduler) -> Scheduler:
@@ -19,18 +28,17 @@ def clone(scheduler: Scheduler) -> Scheduler:
     return copied
 
 
-def run_ahead(driver: Driver, want: int) -> int:
+def run_ahead(driver: Stepper, want: int) -> None:
     """Does a stretch of decode steps one by one and, on a copy, in one go; both must agree.
 
-    The run goes on with the copy. `want` chooses how much of the horizon is used. Returns the
-    number of steps done.
+    The run goes on with the copy. `want` chooses how much of the horizon is used.
     """
     one_by_one = driver.target
     assert isinstance(one_by_one, Scheduler)
     at_once = clone(one_by_one)
     plan = at_once.schedule()
     if plan.chunks or not plan.num_entries:
-        return 0
+        return
     num_steps = 1 + want % at_once.decode_horizon(plan)
     complain = driver.follower.complain
     columns: list[list[int]] = []
@@ -55,11 +63,10 @@ def run_ahead(driver: Driver, want: int) -> int:
     _compare_states(driver, one_by_one, at_once)
     driver.target = at_once
     driver.follower.check_state(at_once)
-    return num_steps
 
 
 def _compare_runs(
-    driver: Driver, run: DecodeRun, expected: tuple[int, int, Any, int], outcome: StepOutcome
+    driver: Stepper, run: DecodeRun, expected: tuple[int, int, Any, int], outcome: StepOutcome
 ) -> None:
     told = (run.first_step, run.num_steps, list(run.new_blocks), run.num_free_blocks)
     if told != expected or run.decode.request_ids != tuple(run.outcome.sampled):
@@ -79,7 +86,7 @@ def _compare_runs(
         driver.follower.complain("RUN", f"run ends with {one}, step by step with {other}")
 
 
-def _compare_states(driver: Driver, one_by_one: Scheduler, at_once: Scheduler) -> None:
+def _compare_states(driver: Stepper, one_by_one: Scheduler, at_once: Scheduler) -> None:
     one, other = (
         (
             s.waiting_ids(),
