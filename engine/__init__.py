@@ -1,4 +1,8 @@
-"""Lockstep's engine; heavy names are imported on first use, so `engine.core` never needs torch."""
+"""Lockstep's engine: the scheduling kernel, and the GPU/CPU engine around it.
+
+Owns everything between a prompt and its output. Imports nothing of `sim`, `properties` or
+`golden`; heavy names are imported on first use, so that `engine.core` never needs torch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The shared kernel: scheduler, block manager and the data that crosses their boundary."""
+"""The shared kernel: scheduler, block manager and the data that crosses their boundary.
+
+Owns every scheduling decision of the engine and of the simulator. Imports the standard library
+and xxhash only: no clock, no randomness, no tensors, no file.
+"""
 
 from engine.core.audit import audit
 from engine.core.config import KernelConfig

@@ -1,4 +1,7 @@
-"""Planted defects: subclasses of the real kernel, each caught by the law that it breaks."""
+"""Planted defects: subclasses of the real kernel, each caught by the law that it breaks.
+
+Owns wrong kernels and perturbed ones. Imports `engine.core` only, so that any suite can use them.
+"""
 
 from properties.defects import decisions
 from properties.defects import endings as lifecycle

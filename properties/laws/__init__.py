@@ -1,4 +1,8 @@
-"""The laws as data: id, sentence, where it holds, what checks it, and what breaks it on purpose."""
+"""The laws as data: id, sentence, where it holds, what checks it, and what breaks it on purpose.
+
+Owns the registry and the documents made from it. Imports every other room of `properties` that a
+law names; none of them imports it but the conformance kit and the commands.
+"""
 
 from properties.laws.kernel import KERNEL_LAWS
 from properties.laws.registry import BUDGET, Law, caught, resolve

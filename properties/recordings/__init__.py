@@ -1,4 +1,5 @@
 """Recorded decisions of other schedulers, and the kernel judged against them.
 
-Imports `engine.core` only.
+Owns the recordings' format and what sets one aside. Imports `engine.core` and `engine.steplog`
+only.
 """

@@ -1,4 +1,5 @@
 """Searches for broken laws: random, state-machine and exhaustive, with failure files.
 
-Owns how workloads are made and driven. Imports laws' checks in `properties.follower`.
+Owns how workloads are made, driven, shrunk and replayed. Imports the follower, the reference and
+the planted defects; no law's registry.
 """

@@ -1,1 +1,5 @@
-"""Cost models fitted to recorded steps: features, fit, profile, report."""
+"""Cost models fitted to recorded steps: samples, fit, held-out errors, report.
+
+Owns fitting; a fitted model in use is `sim.cost.calibrated`. Imports `sim.cost`, `sim.run` and
+`sim.report`; no command, no planning.
+"""

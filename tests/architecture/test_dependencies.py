@@ -37,6 +37,7 @@ def run(code):
     ("roots", "blocked"),
     [
         (["engine.core"], ["torch", "numpy", "simpy", "transformers", "hypothesis", "yaml"]),
+        (["engine.steplog"], ["torch", "numpy", "simpy", "transformers", "hypothesis", "yaml"]),
         (["sim"], ["torch", "transformers", "hypothesis"]),
         (["properties"], ["torch", "transformers"]),
     ],
