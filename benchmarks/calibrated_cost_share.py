@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sim.cost.calibrated import CalibratedCost
 from sim.run.deployment import Deployment, build
-from sim.run.run import RunPlan, simulate
+from sim.run.run import RunPlan, run_plan
 from sim.workloads.generators import generate, preset
 
 NUM_REQUESTS, RATE = 2000, 8.0
@@ -56,7 +56,7 @@ def main():
     (plain,) = parts.costs
     timed = Timed(plain.profile, parts.physics)
     begin = time.thread_time()
-    simulate(plan, type(parts)(parts.model, parts.hardware, parts.kernel, parts.physics, (timed,)))
+    run_plan(plan, type(parts)(parts.model, parts.hardware, parts.kernel, parts.physics, (timed,)))
     total_s = time.thread_time() - begin
     document = {
         "command": "python benchmarks/calibrated_cost_share.py",

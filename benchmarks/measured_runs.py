@@ -19,7 +19,7 @@ import numpy as np
 from sim.calibration.request_runs import RequestTimes, fit_requests, replace_arrivals
 from sim.cost.roofline import RooflineOptions
 from sim.run.deployment import Deployment
-from sim.run.run import RunPlan, simulate
+from sim.run.run import RunPlan, run_plan
 from sim.workloads.readers import TraceOptions, read_trace
 
 COMMON = {"cost": "roofline", "max_num_batched_tokens": 2048, "async_scheduling": True}
@@ -88,7 +88,7 @@ class Recorded:
     def errors(self, options, chosen):
         """Errors in percent: throughput of the whole run, latencies of the chosen requests."""
         sent = replace_arrivals(self.workload, self.times)
-        ledger = simulate(RunPlan(sent, replace(self.deployment, roofline=options))).result.ledger
+        ledger = run_plan(RunPlan(sent, replace(self.deployment, roofline=options))).result.ledger
         columns = (ledger.arrival_ns, ledger.first_token_ns, ledger.finish_ns)
         found = self._figures(RequestTimes(*map(np.array, columns)), chosen)
         recorded = self.figures(chosen)

@@ -9,7 +9,7 @@ import pytest
 
 from engine.core import KernelConfig, Prompt, Request, Scheduler
 from engine.core.plan import DecodeRun, StepOutcome
-from engine.steplog.api import LogHeader, StepLogReader, StepLogWriter
+from engine.steplog.api import DecodeRunEvent, LogHeader, StepEvent, StepLogReader, StepLogWriter
 
 ROWS = 256
 CONFIG = KernelConfig(num_blocks=40_000, max_model_len=40_000, max_num_batched_tokens=8192)
@@ -35,11 +35,11 @@ def test_step_that_continues_a_stretch(benchmark, decoding, tmp_path):
         steps.append((plan, scheduler.commit(plan, tokens)))
         plan = scheduler.schedule()
     with StepLogWriter(tmp_path / "log.jsonl", LogHeader("engine", CONFIG)) as log:
-        log.step(*steps[0], 0, 5)
+        log.step(StepEvent(*steps[0], 0, 5))
         remaining = iter(steps[1:])
         benchmark.pedantic(
-            log.step,
-            setup=lambda: ((*next(remaining), 5, 5), {"host_ns": None}),
+            lambda plan, outcome: log.step(StepEvent(plan, outcome, 5, 5)),
+            setup=lambda: (next(remaining), {}),
             rounds=1_500,
         )
 
@@ -63,6 +63,6 @@ def test_reading_a_record_of_a_hundred_steps(benchmark, decoding, tmp_path):
     with StepLogWriter(path, LogHeader("sim", CONFIG, outputs_in_adds=True)) as log:
         outcome = StepOutcome(plan.step + 99, ids, [1] * ROWS, ())
         run = DecodeRun(plan.step, 100, plan.decode, (), plan.num_free_blocks, outcome)
-        log.decode_run(plan, run, 0, [4_000_000 + step for step in range(100)])
+        log.decode_run(DecodeRunEvent(plan, run, 0, [4_000_000 + step for step in range(100)]))
     records = benchmark(lambda: list(StepLogReader(path)))
     assert [record.num_steps for record in records] == [100]

@@ -12,7 +12,7 @@ from places import SHARED
 from engine.core import KernelConfig, Prompt, Request, Scheduler
 from engine.steplog.api import StepLogWriter
 from sim.run.deployment import Deployment, build
-from sim.run.run import RunPlan, log_header, simulate
+from sim.run.run import RunPlan, log_header, run_plan
 from sim.workloads.table import Workload
 
 RECORDINGS = SHARED / "traces" / "measured_h200"
@@ -101,4 +101,4 @@ def make_log(path, gap_ms=40, num_requests=150, **deployment):
     plan = RunPlan(make_workload(num_requests, gap_ms), Deployment(hardware="h200", **deployment))
     parts = build(plan.deployment, 0)
     with StepLogWriter(path, log_header(plan, parts)) as log:
-        return simulate(plan, parts, log)
+        return run_plan(plan, parts, log)

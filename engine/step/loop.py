@@ -22,7 +22,7 @@ from engine.core.plan import Finished, StepOutcome, StepPlan
 from engine.core.request import Request, RequestId
 from engine.core.scheduler import Scheduler
 from engine.step.builder import RequestSampling, StepBuilder, batch_order
-from engine.steplog.api import StepLogWriter
+from engine.steplog.api import AddRecord, StepEvent, StepLogWriter
 from engine.worker.command import StepLogprobs, StepResult
 from engine.worker.executor import Executor
 from engine.worker.graphs import bucket_for
@@ -114,7 +114,7 @@ class StepLoop:
         self.scheduler.add(request)
         self._builder.add(request.request_id, sampling)
         if self._log is not None:
-            self._log.add(request, arrival_ns, self.now_ns(), open_plans=len(self._open))
+            self._log.add(AddRecord(request, arrival_ns, self.now_ns(), open_plans=len(self._open)))
 
     def abort(self, request_id: RequestId) -> Finished | None:
         """Ends a request now, or at the commit of the open step (None)."""
@@ -199,14 +199,16 @@ class StepLoop:
 
     def _write_log(self, log: StepLogWriter, events: StepEvents, open_plans: int) -> None:
         log.step(
-            events.plan,
-            events.outcome,
-            events.start_ns,
-            events.duration_ns,
-            host_ns=events.host_ns,
-            device_ns=events.device_ns,
-            graph_bucket=events.graph_bucket,
-            open_plans=open_plans,
+            StepEvent(
+                events.plan,
+                events.outcome,
+                events.start_ns,
+                events.duration_ns,
+                host_ns=events.host_ns,
+                device_ns=events.device_ns,
+                graph_bucket=events.graph_bucket,
+                open_plans=open_plans,
+            )
         )
 
     def take_failed(self) -> tuple[Finished, ...]:

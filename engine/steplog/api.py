@@ -6,14 +6,15 @@ of a step, counts the plans that were scheduled but not yet committed at that mo
 without asynchronous scheduling. All times are integer nanoseconds of one clock.
 
     with StepLogWriter("steps.jsonl.gz", LogHeader("engine", scheduler.config)) as log:
-        log.add(request, arrival_ns)
-        log.step(plan, outcome, start_ns, duration_ns)
+        log.add(AddRecord(request, arrival_ns, added_ns))
+        log.step(StepEvent(plan, outcome, start_ns, duration_ns))
     for record in StepLogReader("steps.jsonl.gz").expanded():
         ...
 """
 
 from __future__ import annotations
 
+from engine.steplog.events import DecodeRunEvent, StepEvent, StepListener
 from engine.steplog.reader import StepLogReader
 from engine.steplog.records import (
     AbortRecord,
@@ -33,11 +34,14 @@ __all__ = [
     "AbortRecord",
     "AddRecord",
     "ChunkRecord",
+    "DecodeRunEvent",
     "DecodeStretch",
     "ExpandedRecord",
     "FinishRecord",
     "LogHeader",
     "Record",
+    "StepEvent",
+    "StepListener",
     "StepLogReader",
     "StepLogWriter",
     "StepRecord",

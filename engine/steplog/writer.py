@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from engine.core.errors import InputError
-from engine.core.plan import DecodeRun, Finished, StepOutcome, StepPlan
-from engine.core.request import Request, RequestId
-from engine.core.tokens import Prompt
+from engine.core.plan import Finished, StepOutcome, StepPlan
+from engine.core.request import RequestId
 from engine.steplog.encode import dump_line, header_to_json, record_to_json
+from engine.steplog.events import DecodeRunEvent, StepEvent
 from engine.steplog.files import AtomicTextFile
 from engine.steplog.records import (
     AbortRecord,
@@ -29,11 +29,7 @@ from engine.steplog.records import (
     StepRecord,
     step_of_plan,
 )
-from engine.steplog.stretch import (
-    StretchBuilder,
-    StretchKey,
-    is_plain_decode,
-)
+from engine.steplog.stretch import StretchBuilder, is_plain_decode
 
 
 class StepLogWriter:
@@ -51,24 +47,15 @@ class StepLogWriter:
         self._replicas = [_Replica() for _ in range(header.num_replicas)]
         self._write_line(dump_line(header_to_json(header)))
 
-    def add(
-        self,
-        request: Request,
-        arrival_ns: int,
-        added_ns: int | None = None,
-        *,
-        outputs: Prompt | None = None,
-        open_plans: int = 0,
-        replica: int = 0,
-    ) -> None:
+    def add(self, record: AddRecord) -> None:
         """Logs a request that the kernel accepted.
 
-        `open_plans` is the number of plans that were scheduled but not yet passed to `step`.
+        Its `open_plans` is the number of plans that were scheduled but not yet passed to `step`.
         """
-        if self.header.outputs_in_adds and outputs is None:
-            raise ValueError(f"request {request.request_id!r}: this log wants outputs in adds")
-        added_ns = arrival_ns if added_ns is None else added_ns
-        self._hold(AddRecord(request, arrival_ns, added_ns, outputs, open_plans, replica))
+        if self.header.outputs_in_adds and record.outputs is None:
+            name = record.request.request_id
+            raise ValueError(f"request {name!r}: this log wants outputs in adds")
+        self._hold(record)
 
     def abort(
         self, request_id: RequestId, time_ns: int, *, open_plans: int = 0, replica: int = 0
@@ -76,69 +63,48 @@ class StepLogWriter:
         """Logs an abort; `open_plans` as in `add`."""
         self._hold(AbortRecord(request_id, time_ns, open_plans, replica))
 
-    def step(
-        self,
-        plan: StepPlan,
-        outcome: StepOutcome,
-        start_ns: int,
-        duration_ns: int,
-        *,
-        host_ns: int | None = None,
-        device_ns: int | None = None,
-        graph_bucket: int | None = None,
-        open_plans: int = 0,
-        replica: int = 0,
-    ) -> None:
-        """Logs a step after its commit; `open_plans` were uncommitted when it was scheduled."""
-        state = self._replicas[replica]
-        key = (graph_bucket, open_plans, host_ns is None, device_ns is None)
+    def step(self, event: StepEvent) -> None:
+        """Logs a step after its commit."""
+        state, plan, outcome = self._replicas[event.replica], event.plan, event.outcome
+        key = (event.graph_bucket, event.open_plans, event.host_ns is None, event.device_ns is None)
         pending = state.pending
         if pending is None or not pending.extends(plan, outcome, key):
             self._flush(state)
             if not is_plain_decode(plan, outcome):
-                times = (start_ns, duration_ns, host_ns, device_ns)
-                record = self._step_record(plan, outcome, times, key, replica)
-                self._write_record(record)
+                self._write_record(self._step_record(event))
                 self._after_steps(state, 1)
                 return
-            pending = state.pending = StretchBuilder(plan, start_ns, key, replica)
-        pending.append(plan, start_ns, duration_ns, host_ns, device_ns)
+            pending = state.pending = StretchBuilder(plan, event.start_ns, key, event.replica)
+        pending.append(plan, event.start_ns, event.duration_ns, event.host_ns, event.device_ns)
         if not self.header.outputs_in_adds:
             pending.columns.append(outcome.token_ids)
         self._end_steps(state, pending, outcome, 1)
 
-    def decode_run(
-        self,
-        plan: StepPlan,
-        run: DecodeRun,
-        start_ns: int,
-        durations_ns: Sequence[int],
-        tokens: Sequence[Sequence[int]] | None = None,
-        *,
-        graph_bucket: int | None = None,
-        replica: int = 0,
-    ) -> None:
-        """Logs a decode run that began with `plan`; `tokens[i]` are the sampled ids of row i.
-
-        Its steps follow one another without a gap. `tokens` may be left out if the log keeps
-        outputs in adds.
-        """
+    def decode_run(self, event: DecodeRunEvent) -> None:
+        """Logs a decode run; its tokens may be left out if the log keeps outputs in adds."""
+        plan, run, start_ns, durations_ns = (
+            event.plan,
+            event.run,
+            event.start_ns,
+            event.durations_ns,
+        )
+        bucket, replica = event.graph_bucket, event.replica
         if run.num_steps == 1:
             times = (start_ns, durations_ns[0])
-            self.step(plan, run.outcome, *times, graph_bucket=graph_bucket, replica=replica)
+            self.step(StepEvent(plan, run.outcome, *times, 0, replica, graph_bucket=bucket))
             return
         state = self._replicas[replica]
-        key = (graph_bucket, 0, True, True)
+        key = (bucket, 0, True, True)
         pending = state.pending
         if pending is None or not pending.follows(plan, key):
             self._flush(state)
             pending = state.pending = StretchBuilder(plan, start_ns, key, replica)
         pending.append_run(plan, run, start_ns, durations_ns)
         if not self.header.outputs_in_adds:
-            if tokens is None:
+            if event.tokens is None:
                 raise ValueError("this log wants the sampled tokens of each row")
             pending.end_columns()
-            pending.segments.append(tokens)
+            pending.segments.append(event.tokens)
         self._end_steps(state, pending, run.outcome, run.num_steps)
 
     def discarded(
@@ -155,9 +121,8 @@ class StepLogWriter:
         state = self._replicas[replica]
         self._flush(state)
         outcome = StepOutcome(plan.step, (), (), tuple(failed))
-        times = (start_ns, duration_ns, None, None)
-        key = (None, open_plans, True, True)
-        self._write_record(self._step_record(plan, outcome, times, key, replica, True))
+        event = StepEvent(plan, outcome, start_ns, duration_ns, open_plans, replica)
+        self._write_record(self._step_record(event, True))
         self._after_steps(state, 1)
 
     def write(self, record: Record) -> None:
@@ -225,29 +190,22 @@ class StepLogWriter:
         if pending is not None:
             self._write_record(pending.record(not self.header.outputs_in_adds))
 
-    def _step_record(
-        self,
-        plan: StepPlan,
-        outcome: StepOutcome,
-        times: tuple[int, int, int | None, int | None],
-        key: StretchKey,
-        replica: int,
-        discarded: bool = False,
-    ) -> StepRecord:
+    def _step_record(self, event: StepEvent, discarded: bool = False) -> StepRecord:
+        plan, outcome = event.plan, event.outcome
         sampled = tuple(outcome.sampled)
         return replace(
-            step_of_plan(plan, times[0], times[1]),
+            step_of_plan(plan, event.start_ns, event.duration_ns),
             token_ids=None
             if self.header.outputs_in_adds or discarded
             else tuple(outcome.token_ids),
             sampled=None if sampled == tuple(plan.sampled_ids) else sampled,
             finished=_finishes(outcome.finished),
             discarded=discarded,
-            host_ns=times[2],
-            device_ns=times[3],
-            graph_bucket=key[0],
-            open_plans=key[1],
-            replica=replica,
+            host_ns=event.host_ns,
+            device_ns=event.device_ns,
+            graph_bucket=event.graph_bucket,
+            open_plans=event.open_plans,
+            replica=event.replica,
         )
 
     def _write_record(self, record: Record) -> None:

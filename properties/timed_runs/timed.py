@@ -12,9 +12,9 @@ from functools import cache
 from random import Random
 
 from engine.core.config import KernelConfig
-from engine.core.plan import DecodeRun, Entry, NewBlocks, StepOutcome, StepPlan
+from engine.core.plan import Entry, NewBlocks
 from engine.core.request import Request, RequestId
-from engine.core.tokens import Prompt
+from engine.steplog.api import AddRecord, DecodeRunEvent, StepEvent
 from sim.cluster.router import make_router
 from sim.cluster.simulation import RunOptions, Simulation
 from sim.cost.features import CostModel, StepFeatures
@@ -98,35 +98,18 @@ class Recorder:
     added: list[tuple[Request, int, int]] = field(default_factory=list)  # arrival, added at
     steps: list[TimedStep] = field(default_factory=list)
 
-    def add(
-        self,
-        request: Request,
-        arrival_ns: int,
-        added_ns: int | None = None,
-        *,
-        outputs: Prompt | None = None,
-        open_plans: int = 0,
-        replica: int = 0,
-    ) -> None:
+    def add(self, record: AddRecord) -> None:
         """A request was accepted."""
-        self.added.append((request, arrival_ns, arrival_ns if added_ns is None else added_ns))
+        self.added.append((record.request, record.arrival_ns, record.added_ns))
 
-    def step(
-        self,
-        plan: StepPlan,
-        outcome: StepOutcome,
-        start_ns: int,
-        duration_ns: int,
-        *,
-        open_plans: int = 0,
-        replica: int = 0,
-    ) -> None:
+    def step(self, event: StepEvent) -> None:
         """A step was committed."""
-        finished = tuple([ended.request_id for ended in outcome.finished])
+        plan = event.plan
+        finished = tuple([ended.request_id for ended in event.outcome.finished])
         self.steps.append(
             TimedStep(
-                start_ns,
-                duration_ns,
+                event.start_ns,
+                event.duration_ns,
                 tuple(plan.entries),
                 plan.new_blocks,
                 plan.preempted,
@@ -134,16 +117,9 @@ class Recorder:
             )
         )
 
-    def decode_run(
-        self,
-        plan: StepPlan,
-        run: DecodeRun,
-        start_ns: int,
-        durations_ns: list[int],
-        *,
-        replica: int = 0,
-    ) -> None:
+    def decode_run(self, event: DecodeRunEvent) -> None:
         """A stretch of decode steps was committed; it is written out step by step."""
+        plan, run, durations_ns = event.plan, event.run, event.durations_ns
         for offset in range(run.num_steps):
             blocks = tuple([new for at, new in run.new_blocks if at == offset])
             moved = replace(plan, clock=plan.clock + offset)
@@ -152,7 +128,7 @@ class Recorder:
             preempted = plan.preempted if offset == 0 else ()
             self.steps.append(
                 TimedStep(
-                    start_ns + sum(durations_ns[:offset]),
+                    event.start_ns + sum(durations_ns[:offset]),
                     durations_ns[offset],
                     tuple(moved.entries),
                     blocks,

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from engine.core import Prompt, Request
 from engine.core.errors import InputError
-from engine.core.plan import DecodeRun, StepOutcome, StepPlan
+from engine.steplog.api import AddRecord, DecodeRunEvent, StepEvent
 from sim.cluster.router import make_router
 from sim.cluster.simulation import RunOptions, Simulation
 from sim.cost.expert_parallel import ExpertParallelCost
@@ -215,43 +214,17 @@ class _StepTimes:
         self.start_ns: list[list[int]] = [[] for _ in range(num_replicas)]
         self.duration_ns: list[list[int]] = [[] for _ in range(num_replicas)]
 
-    def add(
-        self,
-        request: Request,
-        arrival_ns: int,
-        added_ns: int | None = None,
-        *,
-        outputs: Prompt | None = None,
-        open_plans: int = 0,
-        replica: int = 0,
-    ) -> None:
+    def add(self, record: AddRecord) -> None:
         """Requests are known already."""
 
-    def step(
-        self,
-        plan: StepPlan,
-        outcome: StepOutcome,
-        start_ns: int,
-        duration_ns: int,
-        *,
-        open_plans: int = 0,
-        replica: int = 0,
-    ) -> None:
+    def step(self, event: StepEvent) -> None:
         """Notes one step; one that was left without work took no time."""
-        if not plan.num_entries:
+        if not event.plan.num_entries:
             return
-        self.start_ns[replica].append(start_ns)
-        self.duration_ns[replica].append(duration_ns)
+        self.start_ns[event.replica].append(event.start_ns)
+        self.duration_ns[event.replica].append(event.duration_ns)
 
-    def decode_run(
-        self,
-        plan: StepPlan,
-        run: DecodeRun,
-        start_ns: int,
-        durations_ns: list[int],
-        *,
-        replica: int = 0,
-    ) -> None:
+    def decode_run(self, event: DecodeRunEvent) -> None:
         """Not called, since the run goes step by step."""
         raise AssertionError("a step-by-step run has no stretches")
 

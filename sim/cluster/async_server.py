@@ -8,6 +8,7 @@ from typing import NamedTuple
 import simpy
 
 from engine.core.plan import StepPlan
+from engine.steplog.api import StepEvent
 from sim.cluster.clock import SCHEDULE, STEP_END, Moment
 from sim.cluster.server import Flight, Server
 from sim.cost.features import StepFeatures
@@ -68,7 +69,9 @@ class AsyncServer(Server):
         if self._log is not None:
             now: int = self._env.now
             self._log.step(
-                planned.plan, outcome, now, 0, open_plans=planned.open_plans, replica=self.index
+                StepEvent(
+                    planned.plan, outcome, now, 0, open_plans=planned.open_plans, replica=self.index
+                )
             )
 
     def _step_tokens(self, plan: StepPlan) -> list[int]:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.core import ConfigError, KernelConfig, Prompt, Request, RequestRejected
+from engine.steplog.api import StepListener
 from sim.cluster.clock import ARRIVAL, call_at
 from sim.cluster.prefill_decode import DecodeServer, KvLink, PrefillServer, decode_config
 from sim.cluster.router import Router
-from sim.cluster.server import Server, StepLog
+from sim.cluster.server import Server
 from sim.cluster.simulation import RunOptions, Simulation
 from sim.cost.features import CostModel
 from sim.cost.physics import Physics
@@ -71,7 +72,7 @@ class FleetSimulation(Simulation):
             self._fronts = [one for one in self.servers if isinstance(one, PrefillServer)]
 
     def _make_servers(
-        self, costs: Sequence[CostModel], physics: Physics, log: StepLog | None
+        self, costs: Sequence[CostModel], physics: Physics, log: StepListener | None
     ) -> list[Server]:
         return [self._make_server(index, member) for index, member in enumerate(self._members)]
 

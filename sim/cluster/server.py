@@ -10,12 +10,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
 
 import simpy
 
 from engine.core import KernelConfig, Prompt, Request, RequestId, Scheduler
-from engine.core.plan import DecodeBatch, DecodeRun, StepOutcome, StepPlan
+from engine.core.plan import DecodeBatch, StepPlan
+from engine.steplog.api import AddRecord, DecodeRunEvent, StepEvent, StepListener
 from sim.cluster.clock import SCHEDULE, STEP_END, Moment
 from sim.cost.features import (
     CostModel,
@@ -30,48 +30,6 @@ from sim.metrics.token_gaps import TokenClock
 
 # Longest stretch that is planned ahead: an arrival throws the rest away.
 MAX_STRETCH = 512
-
-
-class StepLog(Protocol):
-    """The part of the step log's writer that a server uses."""
-
-    def add(
-        self,
-        request: Request,
-        arrival_ns: int,
-        added_ns: int | None = None,
-        *,
-        outputs: Prompt | None = None,
-        open_plans: int = 0,
-        replica: int = 0,
-    ) -> None:
-        """Logs a request that the kernel accepted."""
-        ...
-
-    def step(
-        self,
-        plan: StepPlan,
-        outcome: StepOutcome,
-        start_ns: int,
-        duration_ns: int,
-        *,
-        open_plans: int = 0,
-        replica: int = 0,
-    ) -> None:
-        """Logs a committed step; `open_plans` were uncommitted when it was planned."""
-        ...
-
-    def decode_run(
-        self,
-        plan: StepPlan,
-        run: DecodeRun,
-        start_ns: int,
-        durations_ns: list[int],
-        *,
-        replica: int = 0,
-    ) -> None:
-        """Logs a committed stretch."""
-        ...
 
 
 @dataclass(slots=True)
@@ -113,7 +71,7 @@ class Server:
         ledger: Ledger,
         stats: ServerStats,
         on_finish: Callable[[int], None],
-        log: StepLog | None = None,
+        log: StepListener | None = None,
         step_by_step: bool = False,
     ) -> None:
         self.index = index
@@ -157,12 +115,14 @@ class Server:
         if self._log is not None:
             outputs = Prompt(range(first_output_id, first_output_id + num_outputs))
             self._log.add(
-                request,
-                self._ledger.arrival_ns[row],
-                now,
-                outputs=outputs,
-                open_plans=len(self.scheduler.open_plans),
-                replica=self.index,
+                AddRecord(
+                    request,
+                    self._ledger.arrival_ns[row],
+                    now,
+                    outputs=outputs,
+                    open_plans=len(self.scheduler.open_plans),
+                    replica=self.index,
+                )
             )
         sleep, self._sleep = self._sleep, None
         if sleep is not None:
@@ -309,12 +269,14 @@ class Server:
             self.stats.add_steps(flight.features, flight.start_ns, ends, queues, used)
             if self._log is not None:
                 self._log.step(
-                    plan,
-                    outcome,
-                    flight.start_ns,
-                    flight.durations_ns[0],
-                    open_plans=flight.open_plans,
-                    replica=self.index,
+                    StepEvent(
+                        plan,
+                        outcome,
+                        flight.start_ns,
+                        flight.durations_ns[0],
+                        open_plans=flight.open_plans,
+                        replica=self.index,
+                    )
                 )
         else:
             first = plan.clock
@@ -328,7 +290,9 @@ class Server:
             )
             if self._log is not None:
                 durations = flight.durations_ns[:steps]
-                self._log.decode_run(plan, run, flight.start_ns, durations, replica=self.index)
+                self._log.decode_run(
+                    DecodeRunEvent(plan, run, flight.start_ns, durations, replica=self.index)
+                )
         if self._engine_cost is not None:
             self._engine_cost.observe(flight.features, steps)
         self._output_tokens += flight.features.num_sampled * steps

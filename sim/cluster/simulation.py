@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import simpy
 
 from engine.core import ConfigError, InputError, KernelConfig, Prompt, Request, RequestRejected
+from engine.steplog.api import StepListener
 from sim.cluster.async_server import AsyncServer
 from sim.cluster.clock import ARRIVAL, Moment, call_at
 from sim.cluster.router import Router
-from sim.cluster.server import Server, StepLog
+from sim.cluster.server import Server
 from sim.cost.features import CostModel
 from sim.cost.physics import Physics
 from sim.metrics.requests import COMPLETED, PENDING, STARVED, Ledger
@@ -53,7 +54,7 @@ class Simulation:
         physics: Physics,
         router: Router,
         options: RunOptions | None = None,
-        log: StepLog | None = None,
+        log: StepListener | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
         self._workload, self._config = workload, config
@@ -73,7 +74,7 @@ class Simulation:
         return self._ledger
 
     def _make_servers(
-        self, costs: Sequence[CostModel], physics: Physics, log: StepLog | None
+        self, costs: Sequence[CostModel], physics: Physics, log: StepListener | None
     ) -> list[Server]:
         """Equal replicas, one per cost model; other fleets override this."""
         config = self._config

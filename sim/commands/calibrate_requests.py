@@ -16,7 +16,7 @@ from engine.core.errors import ConfigError, InputError
 from sim.calibration.request_runs import RequestFit, RequestTimes, fit_requests, replace_arrivals
 from sim.commands.options import HelpFormatter, OneLineParser, add_deployment_options, deployment_of
 from sim.run.deployment import Deployment
-from sim.run.run import RunPlan, simulate
+from sim.run.run import RunPlan, run_plan
 from sim.workloads.readers import TraceOptions, read_trace
 from sim.workloads.table import Workload
 
@@ -226,7 +226,7 @@ def _print_result(
     for option, value in fit.options.given().items():
         print(f"  {option:<30} {value:>10.3f}" if value <= 1 else f"  {option:<30} {value:>10,}")
     fitted = replace(deployment, roofline=fit.options)
-    ledger = simulate(RunPlan(replace_arrivals(workload, times), fitted)).result.ledger
+    ledger = run_plan(RunPlan(replace_arrivals(workload, times), fitted)).result.ledger
     columns = (ledger.arrival_ns, ledger.first_token_ns, ledger.finish_ns)
     simulated = RequestTimes(*(np.array(column, float) for column in columns))
     span, recorded_span = simulated.last_token_ns.max(), times.last_token_ns.max()

@@ -19,12 +19,13 @@ from sim.commands.options import (
     load_workload,
     run_options_of,
 )
-from sim.metrics.summary import Summary, parse_goodput
+from sim.metrics.run_summary import RunIntervals
+from sim.metrics.summary import parse_goodput
 from sim.report.run_report import LATENCY_COLUMNS, fact_rows, latency_rows, warnings_of
 from sim.run.deployment import build
 from sim.run.intervals import run_intervals
 from sim.run.outputs import STEP_LOG, OutputDirectory, write_outputs
-from sim.run.run import Run, RunPlan, log_header, simulate
+from sim.run.run import Run, RunPlan, log_header, run_plan
 
 _PROGRESS_EVERY_S = 0.5
 
@@ -55,11 +56,11 @@ def run_main(argv: Sequence[str]) -> int:
     progress = _progress(len(workload))
     intervals = _intervals_of(arguments, plan)
     if output is None:
-        run = _with_intervals(simulate(plan, parts, on_progress=progress), intervals)
+        run = run_plan(plan, parts, on_progress=progress, intervals=intervals)
     else:
         with output:
             with StepLogWriter(output.path / STEP_LOG, log_header(plan, parts)) as log:
-                run = _with_intervals(simulate(plan, parts, log, progress), intervals)
+                run = run_plan(plan, parts, log, progress, intervals)
             write_outputs(run, output.path, arguments.perfetto)
     if progress is not None:
         print(file=sys.stderr)
@@ -67,7 +68,7 @@ def run_main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _intervals_of(arguments: argparse.Namespace, plan: RunPlan) -> Summary | None:
+def _intervals_of(arguments: argparse.Namespace, plan: RunPlan) -> RunIntervals | None:
     """The intervals that were asked for; each replicate draws its own workload."""
     if not arguments.intervals:
         return None
@@ -79,19 +80,11 @@ def _intervals_of(arguments: argparse.Namespace, plan: RunPlan) -> Summary | Non
     return run_intervals(plan_of, arguments.seed, arguments.intervals)
 
 
-def _with_intervals(run: Run, intervals: Summary | None) -> Run:
-    if intervals is not None:
-        ours = run.summary["sim"]
-        assert isinstance(ours, dict)
-        ours["intervals"] = intervals
-    return run
-
-
 def _print_result(run: Run, as_json: bool, out: Path | None) -> None:
     for warning in warnings_of(run.summary):
         print(f"warning: {warning}", file=sys.stderr)
     if as_json:
-        print(json.dumps(run.summary, indent=2, allow_nan=False))
+        print(json.dumps(run.summary.to_json(), indent=2, allow_nan=False))
         return
     print(_title(run))
     print(_text_table(["ms", *LATENCY_COLUMNS], latency_rows(run.summary)))
@@ -103,18 +96,13 @@ def _print_result(run: Run, as_json: bool, out: Path | None) -> None:
 def _title(run: Run) -> str:
     parts = run.parts
     replicas = len(run.result.servers)
+    seed = run.summary.sim.provenance.seed
     tp = f", tp {parts.physics.tp}" if parts.physics.tp > 1 else ""
     return (
         f"{run.result.workload.name}: {parts.model.name} on {replicas} x {parts.hardware.name}{tp},"
         f" {parts.kernel.policy}, {parts.kernel.num_blocks:,} KV blocks of"
-        f" {parts.kernel.block_size}, {parts.costs[0].name} cost, seed {_seed(run.summary)}"
+        f" {parts.kernel.block_size}, {parts.costs[0].name} cost, seed {seed}"
     )
-
-
-def _seed(summary: Summary) -> object:
-    ours = summary["sim"]
-    assert isinstance(ours, dict)
-    return ours["provenance"]["seed"]
 
 
 def _text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

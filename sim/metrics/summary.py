@@ -1,4 +1,4 @@
-"""Metrics of a run, named and defined as `vllm bench serve` does; ours are under `sim`.
+"""Makes a run's summary from its ledger and counters, defined as `vllm bench serve` does.
 
 All sums are exact integers or `math.fsum`, so that equal runs give equal bytes. Nothing here
 depends on the host's clock.
@@ -15,16 +15,28 @@ import numpy as np
 from engine.core import ConfigError
 from sim.metrics.requests import COMPLETED, STATUS_NAMES, Ledger
 from sim.metrics.result import RunResult
+from sim.metrics.run_summary import (
+    PERCENTILES,
+    CacheUse,
+    Efficiency,
+    Latency,
+    LoadFigures,
+    PhysicalFloor,
+    Provenance,
+    ReplicaFigures,
+    RequestCounts,
+    RunIntervals,
+    RunSummary,
+    SimFigures,
+)
 from sim.metrics.server_stats import ServerStats, Stage
+from sim.metrics.stability import is_stable
 from sim.metrics.token_gaps import GapPool
 from sim.specs.hardware import Hardware
 
-PERCENTILES = (50, 90, 95, 99)
 SLO_METRICS = ("ttft", "tpot", "e2el")
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
-
-Summary = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,95 +108,117 @@ def meets(times: RequestTimes, slos_ms: Mapping[str, float]) -> bool:
     return all(values[name] <= limit for name, limit in slos_ms.items())
 
 
-def summarize(
-    result: RunResult, hardware: Hardware, tp: int, slos_ms: Mapping[str, float] | None = None
-) -> Summary:
-    """All metrics of a run, without provenance."""
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What the figures need beside the raw result."""
+
+    hardware: Hardware
+    tp: int
+    slos_ms: Mapping[str, float]
+    num_extrapolated_steps: int
+    provenance: Provenance
+    intervals: RunIntervals | None = None
+
+
+def summarize(result: RunResult, facts: RunFacts) -> RunSummary:
+    """All figures of a run."""
     ledger, servers = result.ledger, result.servers
     times = request_times(ledger)
     duration_s = result.end_ns / NS_PER_S
     workload = result.workload
     num_inputs = sum([workload.prompt_tokens[request.row] for request in times])
     num_outputs = sum([request.output_tokens for request in times])
-    summary: Summary = {
-        "duration": duration_s,
-        "completed": len(times),
-        "failed": len(ledger) - len(times),
-        "total_input_tokens": num_inputs,
-        "total_output_tokens": num_outputs,
-        "request_throughput": len(times) / duration_s,
-        "output_throughput": num_outputs / duration_s,
-        "total_token_throughput": (num_inputs + num_outputs) / duration_s,
-        "max_output_tokens_per_s": _peak_tokens_per_second(servers),
-        "max_concurrent_requests": ledger.in_system.peak,
-    }
-    if slos_ms:
-        good = sum([meets(request, slos_ms) for request in times])
-        summary["request_goodput"] = good / duration_s
-    ttfts = [request.ttft_ns / NS_PER_MS for request in times]
-    tpots = [tpot / NS_PER_MS for request in times if (tpot := request.tpot_ns) is not None]
-    e2els = [request.e2e_ns / NS_PER_MS for request in times]
-    queues = [request.queue_ns / NS_PER_MS for request in times]
-    for name, values in (("ttft", ttfts), ("tpot", tpots), ("e2el", e2els)):
-        summary.update(_latency(name, values))
+    ttft = _latency([request.ttft_ns / NS_PER_MS for request in times])
+    e2el = _latency([request.e2e_ns / NS_PER_MS for request in times])
+    sim = _sim_figures(result, times, facts)
+    if not sim.stable:
+        # Tails of a queue that grows depend on the length of the run, so they are no result.
+        ttft, e2el = ttft.without_tails(), e2el.without_tails()
     pool = GapPool()
     for server in servers:
         pool.merge(server.gaps)
-    summary.update(pooled_latency("itl", pool))
-    summary["sim"] = {
-        **_latency("queue", queues),
-        **_requests(ledger),
-        **_cache(servers),
-        **_load(result),
-        **_efficiency(servers, hardware, tp),
-        "slo_ms": dict(slos_ms or {}),
-        "physical_floor": _floor(servers),
-        "replicas": [
-            _replica(server, result.end_ns, ledger, i) for i, server in enumerate(servers)
-        ],
-    }
-    return summary
+    return RunSummary(
+        duration=duration_s,
+        completed=len(times),
+        failed=len(ledger) - len(times),
+        total_input_tokens=num_inputs,
+        total_output_tokens=num_outputs,
+        request_throughput=len(times) / duration_s,
+        output_throughput=num_outputs / duration_s,
+        total_token_throughput=(num_inputs + num_outputs) / duration_s,
+        max_output_tokens_per_s=_peak_tokens_per_second(servers),
+        max_concurrent_requests=ledger.in_system.peak,
+        request_goodput=_goodput(times, facts.slos_ms, duration_s),
+        ttft=ttft,
+        tpot=_latency([t / NS_PER_MS for one in times if (t := one.tpot_ns) is not None]),
+        e2el=e2el,
+        itl=pooled_latency(pool),
+        sim=sim,
+    )
 
 
-def _latency(name: str, values: Sequence[float]) -> Summary:
-    """Mean, median, population standard deviation and percentiles of values in ms."""
+def _goodput(
+    times: Sequence[RequestTimes], slos_ms: Mapping[str, float], duration_s: float
+) -> float | None:
+    if not slos_ms:
+        return None
+    return sum([meets(request, slos_ms) for request in times]) / duration_s
+
+
+def _sim_figures(result: RunResult, times: Sequence[RequestTimes], facts: RunFacts) -> SimFigures:
+    ledger, servers = result.ledger, result.servers
+    stable = is_stable(ledger)
+    queue = _latency([request.queue_ns / NS_PER_MS for request in times])
+    counts = [sum(1 for status in ledger.status if status == code) for code in range(4)]
+    return SimFigures(
+        queue=queue if stable else queue.without_tails(),
+        requests=RequestCounts(**dict(zip(STATUS_NAMES, counts, strict=True))),
+        rejections=dict(sorted(ledger.rejections.items())),
+        num_preemptions=sum(ledger.preemptions),
+        num_preempted_requests=sum(1 for count in ledger.preemptions if count),
+        cache=_cache(servers),
+        load=_load(result),
+        efficiency=_efficiency(servers, facts.hardware, facts.tp),
+        slo_ms=dict(facts.slos_ms),
+        physical_floor=_floor(servers),
+        replicas=tuple(
+            _replica(server, result.end_ns, ledger, index) for index, server in enumerate(servers)
+        ),
+        num_extrapolated_steps=facts.num_extrapolated_steps,
+        stable=stable,
+        provenance=facts.provenance,
+        intervals=facts.intervals,
+    )
+
+
+def _latency(values: Sequence[float]) -> Latency:
+    """Statistics of values in ms."""
     if not values:
-        keys = ["mean", "median", "std", *(f"p{percent}" for percent in PERCENTILES)]
-        return {f"{key}_{name}_ms": None for key in keys}
+        return Latency()
     mean = math.fsum(values) / len(values)
     variance = math.fsum([(value - mean) ** 2 for value in values]) / len(values)
     cuts = np.percentile(np.asarray(values), PERCENTILES).tolist()
-    latency: Summary = {
-        f"mean_{name}_ms": mean,
-        f"median_{name}_ms": cuts[0],
-        f"std_{name}_ms": math.sqrt(variance),
-    }
-    latency.update({f"p{p}_{name}_ms": cut for p, cut in zip(PERCENTILES, cuts, strict=True)})
-    return latency
+    return Latency(mean, cuts[0], math.sqrt(variance), *cuts)
 
 
-def pooled_latency(name: str, pool: GapPool) -> Summary:
+def pooled_latency(pool: GapPool) -> Latency:
     """The same as `_latency` for gaps that are pooled with counts; linear percentiles."""
     values, counts = pool.distinct()
     if not len(values):
-        return _latency(name, [])
+        return Latency()
     total = int(counts.sum())
     whole = sum(int(v) * int(c) for v, c in zip(values.tolist(), counts.tolist(), strict=True))
     mean_ns = whole / total
     squares = ((values - mean_ns) ** 2 * counts).tolist()
     ends = np.cumsum(counts)
-    cuts = {}
+    cuts = []
     for percent in PERCENTILES:
         place = (total - 1) * percent / 100
         low = int(values[np.searchsorted(ends, math.floor(place), side="right")])
         high = int(values[np.searchsorted(ends, math.ceil(place), side="right")])
-        cuts[percent] = (low + (high - low) * (place - math.floor(place))) / NS_PER_MS
-    return {
-        f"mean_{name}_ms": mean_ns / NS_PER_MS,
-        f"median_{name}_ms": cuts[50],
-        f"std_{name}_ms": math.sqrt(math.fsum(squares) / total) / NS_PER_MS,
-        **{f"p{percent}_{name}_ms": cut for percent, cut in cuts.items()},
-    }
+        cuts.append((low + (high - low) * (place - math.floor(place))) / NS_PER_MS)
+    std = math.sqrt(math.fsum(squares) / total) / NS_PER_MS
+    return Latency(mean_ns / NS_PER_MS, cuts[0], std, *cuts)
 
 
 def _peak_tokens_per_second(servers: Sequence[ServerStats]) -> float:
@@ -196,94 +230,80 @@ def _peak_tokens_per_second(servers: Sequence[ServerStats]) -> float:
     return float(max(totals))
 
 
-def _requests(ledger: Ledger) -> Summary:
-    counts = [sum(1 for status in ledger.status if status == code) for code in range(4)]
-    return {
-        "requests": dict(zip(STATUS_NAMES, counts, strict=True)),
-        "rejections": dict(sorted(ledger.rejections.items())),
-        "num_preemptions": sum(ledger.preemptions),
-        "num_preempted_requests": sum(1 for count in ledger.preemptions if count),
-    }
-
-
-def _cache(servers: Sequence[ServerStats]) -> Summary:
+def _cache(servers: Sequence[ServerStats]) -> CacheUse:
     hits = sum(server.hit_tokens for server in servers)
     queried = sum(server.queried_tokens for server in servers)
     first_hits = sum(server.first_hit_tokens for server in servers)
     first_queried = sum(server.first_queried_tokens for server in servers)
-    return {
-        "prefix_hit_tokens": hits,
-        "prefix_queried_tokens": queried,
-        "prefix_hit_rate": _ratio(hits, queried),
-        "first_admission_hit_tokens": first_hits,
-        "first_admission_queried_tokens": first_queried,
-        "first_admission_hit_rate": _ratio(first_hits, first_queried),
-    }
+    return CacheUse(
+        hits,
+        queried,
+        _ratio(hits, queried),
+        first_hits,
+        first_queried,
+        _ratio(first_hits, first_queried),
+    )
 
 
-def _load(result: RunResult) -> Summary:
+def _load(result: RunResult) -> LoadFigures:
     servers, end_ns, ledger = result.servers, result.end_ns, result.ledger
     capacity_ns = sum(server.num_blocks for server in servers) * end_ns
     batches: dict[int, int] = {}
     for server in servers:
         for batch, steps in server.batch_steps.items():
             batches[batch] = batches.get(batch, 0) + steps
-    return {
-        "mean_kv_utilisation": _ratio(sum(server.kv_block_ns for server in servers), capacity_ns),
-        "peak_kv_utilisation": max(s.kv_peak_blocks / s.num_blocks for s in servers),
-        "mean_requests_in_system": ledger.in_system.area_ns / end_ns,
-        "mean_requests_waiting": ledger.in_queue.area_ns / end_ns,
-        "mean_requests_running": sum(server.running_ns for server in servers) / end_ns,
-        "num_steps": sum(server.num_steps for server in servers),
-        "batch_size_steps": {str(batch): batches[batch] for batch in sorted(batches)},
-    }
+    return LoadFigures(
+        mean_kv_utilisation=_ratio(sum(server.kv_block_ns for server in servers), capacity_ns),
+        peak_kv_utilisation=max(s.kv_peak_blocks / s.num_blocks for s in servers),
+        mean_requests_in_system=ledger.in_system.area_ns / end_ns,
+        mean_requests_waiting=ledger.in_queue.area_ns / end_ns,
+        mean_requests_running=sum(server.running_ns for server in servers) / end_ns,
+        num_steps=sum(server.num_steps for server in servers),
+        batch_size_steps={batch: batches[batch] for batch in sorted(batches)},
+    )
 
 
-def _efficiency(servers: Sequence[ServerStats], hardware: Hardware, tp: int) -> Summary:
-    """Model FLOPs and bytes over busy time and the data sheet's dense peak, per rank."""
+def _efficiency(servers: Sequence[ServerStats], hardware: Hardware, tp: int) -> Efficiency:
     decode, prefill, total = Stage(), Stage(), Stage()
     for server in servers:
         decode.merge(server.decode)
         prefill.merge(server.prefill)
     total.merge(decode)
     total.merge(prefill)
-    summary: Summary = {
-        "peak_flops_per_s": hardware.flops_per_s * tp,
-        "peak_memory_bytes_per_s": hardware.memory_bytes_per_s * tp,
-    }
-    for name, stage in (("", total), ("decode_", decode), ("prefill_", prefill)):
+    shares = []
+    for stage in (total, decode, prefill):
         busy_s = stage.busy_ns / NS_PER_S
-        summary[f"{name}mfu"] = _ratio(stage.flops, hardware.flops_per_s * busy_s)
-        summary[f"{name}mbu"] = _ratio(stage.num_bytes, hardware.memory_bytes_per_s * busy_s)
-    return summary
+        shares.append(_ratio(stage.flops, hardware.flops_per_s * busy_s))
+        shares.append(_ratio(stage.num_bytes, hardware.memory_bytes_per_s * busy_s))
+    return Efficiency(hardware.flops_per_s * tp, hardware.memory_bytes_per_s * tp, *shares)
 
 
-def _floor(servers: Sequence[ServerStats]) -> Summary:
+def _floor(servers: Sequence[ServerStats]) -> PhysicalFloor:
     worst = min((server.floor for server in servers), key=lambda floor: floor.worst_ratio)
-    return {
-        "checked": all(server.check_floor for server in servers),
-        "violations": sum(server.floor.count for server in servers),
-        "worst_ratio": worst.worst_ratio,
-        "worst_step": worst.worst,
-    }
+    return PhysicalFloor(
+        checked=all(server.check_floor for server in servers),
+        violations=sum(server.floor.count for server in servers),
+        worst_ratio=worst.worst_ratio,
+        worst_step=worst.worst,
+    )
 
 
-def _replica(server: ServerStats, end_ns: int, ledger: Ledger, index: int) -> Summary:
+def _replica(server: ServerStats, end_ns: int, ledger: Ledger, index: int) -> ReplicaFigures:
     completed = sum(
         1
         for replica, status in zip(ledger.replica, ledger.status, strict=True)
         if replica == index and status == COMPLETED
     )
-    return {
-        "completed": completed,
-        "num_steps": server.num_steps,
-        "busy_s": server.busy_ns / NS_PER_S,
-        "utilisation": _ratio(server.busy_ns, end_ns),
-        "mean_kv_utilisation": _ratio(server.kv_block_ns, server.num_blocks * end_ns),
-        "peak_kv_utilisation": server.kv_peak_blocks / server.num_blocks,
-        "computed_tokens": server.decode.num_tokens + server.prefill.num_tokens,
-        "decode_steps": server.decode.num_steps,
-    }
+    return ReplicaFigures(
+        completed=completed,
+        num_steps=server.num_steps,
+        busy_s=server.busy_ns / NS_PER_S,
+        utilisation=_ratio(server.busy_ns, end_ns),
+        mean_kv_utilisation=_ratio(server.kv_block_ns, server.num_blocks * end_ns),
+        peak_kv_utilisation=server.kv_peak_blocks / server.num_blocks,
+        computed_tokens=server.decode.num_tokens + server.prefill.num_tokens,
+        decode_steps=server.decode.num_steps,
+    )
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from sim.planning.capacity import SeedCapacity, resume, rounded
-from sim.planning.interleave import Failure, Search
+from sim.planning.interleave import Failure, Search, T
 from sim.planning.study import SearchSpec
 from sim.planning.trial import Trial, TrialResult
 
 BELOW, ABOVE = 0.97, 1.05
 Make = Callable[[float | None, int], Trial]
-Run = Callable[[Sequence[tuple[str, Search]]], list[object]]
+
+
+class Run(Protocol):
+    """Carries out searches, as `Driver.run` does."""
+
+    def __call__(self, searches: Sequence[tuple[str, Search[T]]], /) -> list[T | Failure]:
+        """The answers in the order of the searches."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +69,12 @@ def _check(
 ) -> Confirmation:
     rates = (rounded(BELOW * capacity), rounded(ABOVE * capacity))
 
-    def both() -> Generator[Sequence[Trial], Sequence[TrialResult], list[TrialResult]]:
+    def both() -> Search[list[TrialResult]]:
         results = yield [make(rate, seed) for rate in rates for seed in seeds]
         return list(results)
 
     (answer,) = run([(name, both())])
     if isinstance(answer, Failure):
         return Confirmation(searched, capacity, (), (), answer.reason)
-    assert isinstance(answer, list)
     half = len(seeds)
     return Confirmation(searched, capacity, tuple(answer[:half]), tuple(answer[half:]))

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from engine.core.errors import LockstepError
 from sim.planning.cache import ResultCache
 from sim.planning.executors import Executor
 from sim.planning.trial import Trial, TrialResult
 
-Search = Generator[Sequence[Trial], Sequence[TrialResult], "object"]
+T = TypeVar("T")
+Search = Generator[Sequence[Trial], Sequence[TrialResult], T]
 
 
 class TrialFailed(LockstepError):
@@ -31,11 +33,14 @@ class Failure:
 
 
 @dataclass(slots=True, eq=False)
-class _Active:
+class _Active(Generic[T]):
+    """A search that waits for trials, until `answers` holds its one answer."""
+
     name: str
-    search: Search
+    search: Search[T]
     keys: list[str] = field(default_factory=list)
     missing: set[str] = field(default_factory=set)
+    answers: list[T | Failure] = field(default_factory=list)
 
 
 class Driver:
@@ -51,17 +56,14 @@ class Driver:
         self._results: dict[str, TrialResult] = {}
         self._waiting: deque[tuple[str, Trial]] = deque()
         self._running: dict[str, Trial] = {}
-        self._wanted: dict[str, list[_Active]] = {}
+        self._wanted: dict[str, list[_Active[Any]]] = {}
 
-    def run(self, searches: Sequence[tuple[str, Search]]) -> list[object]:
+    def run(self, searches: Sequence[tuple[str, Search[T]]]) -> list[T | Failure]:
         """The answers in the order of the searches; a `Failure` where one could not go on."""
-        answers: dict[int, object] = {}
-        active = {}
-        for index, (name, search) in enumerate(searches):
-            one = _Active(name, search)
-            active[id(one)] = index
-            self._advance(one, None, answers, active)
-        while len(answers) < len(searches):
+        active = [_Active(name, search) for name, search in searches]
+        for started in active:
+            self._advance(started, None)
+        while not all(one.answers for one in active):
             while self._waiting and self._executor.has_room():
                 key, trial = self._waiting.popleft()
                 self._running[key] = trial
@@ -76,16 +78,10 @@ class Driver:
                 one.missing.discard(key)
                 if not one.missing:
                     found = [self._results[name] for name in one.keys]
-                    self._advance(one, found, answers, active)
-        return [answers[index] for index in range(len(searches))]
+                    self._advance(one, found)
+        return [one.answers[0] for one in active]
 
-    def _advance(
-        self,
-        one: _Active,
-        results: Sequence[TrialResult] | None,
-        answers: dict[int, object],
-        active: dict[int, int],
-    ) -> None:
+    def _advance(self, one: _Active[T], results: Sequence[TrialResult] | None) -> None:
         """Sends results to a search until it waits for a trial that must be run."""
         try:
             while True:
@@ -99,11 +95,11 @@ class Driver:
                     return
                 results = [self._results[key] for key in one.keys]
         except StopIteration as stop:
-            answers[active[id(one)]] = stop.value
+            one.answers.append(stop.value)
         except LockstepError as error:
-            answers[active[id(one)]] = Failure(str(error))
+            one.answers.append(Failure(str(error)))
 
-    def _request(self, one: _Active, trial: Trial) -> str:
+    def _request(self, one: _Active[T], trial: Trial) -> str:
         key = self._cache.key(trial)
         if key in self._results:
             return key

@@ -10,13 +10,13 @@ from engine.core.errors import InputError
 from sim.planning.capacity import SeedCapacity, check_around, resume, rounded, search_seed
 from sim.planning.confirm import Confirmation, confirm
 from sim.planning.entries import Entry, ranked
-from sim.planning.interleave import Driver, Failure, Search
+from sim.planning.interleave import Driver, Failure, Search, T
 from sim.planning.sampling import Source
 from sim.planning.sizing import rate_check, size_search, variants
 from sim.planning.space import Candidate, all_choices, candidate_of, impossible, merge_equal
 from sim.planning.study import AUTO, Study
 from sim.planning.tpe import sample_with_tpe
-from sim.planning.trial import Trial
+from sim.planning.trial import Trial, TrialResult
 
 _SEEDS_PER_STUDY = 1000
 _FIRST_FRESH_SEED = 500
@@ -120,7 +120,7 @@ class Planner:
     ) -> Callable[[float | None, int], Trial]:
         return lambda rate, seed: self.trial(candidate, rate, seed, factor)
 
-    def _run(self, searches: Sequence[tuple[str, Search]]) -> list[object]:
+    def _run(self, searches: Sequence[tuple[str, Search[T]]]) -> list[T | Failure]:
         return self._driver.run(searches)
 
     # Stages ---------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ class Planner:
                 )
                 searches.append((variant.name, search))
         for answer in self._run(searches):
-            if isinstance(answer, list):
+            if not isinstance(answer, Failure):
                 found += answer
         for entry in found:
             entry.refuse_guesses()
@@ -247,7 +247,6 @@ class Planner:
             if isinstance(answer, Failure):
                 entry.failure = answer.reason
             else:
-                assert isinstance(answer, list)
                 entry.at_rate = answer
                 entry.refuse_guesses()
             entries.append(entry)
@@ -286,7 +285,7 @@ class Planner:
                 hint = entry.capacity * larger.replicas / entry.candidate.replicas
             search = rate_check(self._maker(larger), rate, self._seeds)
             (answer,) = self._run([(larger.name, search)])
-            if isinstance(answer, list):
+            if not isinstance(answer, Failure):
                 grown = Entry(larger, at_rate=answer, hint=hint)
                 grown.refuse_guesses()
                 plan.entries.append(grown)
@@ -319,10 +318,10 @@ class Planner:
         self._say("drawing curves")
         searches = [(one.candidate.name, self._curve(one)) for one in wanted]
         for entry, answer in zip(wanted, self._run(searches), strict=True):
-            if isinstance(answer, list):
+            if not isinstance(answer, Failure):
                 entry.curve = answer
 
-    def _curve(self, entry: Entry) -> Search:
+    def _curve(self, entry: Entry) -> Search[list[TrialResult]]:
         assert entry.capacity is not None
         make, seed = self._maker(entry.candidate), self._seeds[0]
         rates = [rounded(entry.capacity * factor) for factor in _CURVE]
@@ -338,16 +337,15 @@ def merge_entries(entries: Iterable[Entry]) -> list[Entry]:
     return list(merged.values())
 
 
-def _entry(candidate: Candidate, answer: object) -> Entry:
+def _entry(candidate: Candidate, answer: SeedCapacity | Failure) -> Entry:
     entry = Entry(candidate)
     _add(entry, answer)
     entry.refuse_guesses()
     return entry
 
 
-def _add(entry: Entry, answer: object) -> None:
+def _add(entry: Entry, answer: SeedCapacity | Failure) -> None:
     if isinstance(answer, Failure):
         entry.failure = answer.reason
     else:
-        assert isinstance(answer, SeedCapacity)
         entry.seeds.append(answer)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
 from sim.metrics.result import RunResult
-from sim.metrics.summary import NS_PER_MS, NS_PER_S, RequestTimes, Summary, request_times
+from sim.metrics.run_summary import RunSummary
+from sim.metrics.summary import NS_PER_MS, NS_PER_S, RequestTimes, request_times
 from sim.report.svg import Series, line_chart
 
 STYLE = """
@@ -50,97 +53,91 @@ def number(value: object, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
-def latency_rows(summary: Summary) -> list[list[str]]:
+def latency_rows(summary: RunSummary) -> list[list[str]]:
     """Latencies in ms: one row per metric, columns as in `LATENCY_COLUMNS`."""
     return [
-        [label, *(_latency_cell(summary, f"{column}_{key}_ms") for column in LATENCY_COLUMNS)]
+        [label, *(_latency_cell(summary, column, key) for column in LATENCY_COLUMNS)]
         for label, key in LATENCIES
     ]
 
 
-def _latency_cell(summary: Summary, key: str) -> str:
-    sim = summary["sim"]
-    assert isinstance(sim, dict)
-    if summary[key] is None and not sim.get("stable", True):
+def _latency_cell(summary: RunSummary, column: str, key: str) -> str:
+    value = getattr(getattr(summary, key), column)
+    if value is None and not summary.sim.stable:
         return "unstable"
-    interval = sim.get("intervals", {}).get("bounds", {}).get(key)
-    text = number(summary[key])
+    intervals = summary.sim.intervals
+    interval = None if intervals is None else intervals.bounds.get(f"{column}_{key}_ms")
     if interval is None:
-        return text
+        return number(value)
     low, high = interval
-    return f"{text} [{number(low, 3)} - {number(high, 3)}]"
+    return f"{number(value)} [{number(low, 3)} - {number(high, 3)}]"
 
 
-def fact_rows(summary: Summary) -> list[list[str]]:
+def fact_rows(summary: RunSummary) -> list[list[str]]:
     """The other headline figures with their units."""
-    sim = summary["sim"]
-    assert isinstance(sim, dict)
+    sim = summary.sim
     rows = [
-        ["cost model", _cost_text(sim)],
-        ["requests completed", f"{number(summary['completed'])} of {number(_num_requests(sim))}"],
-        ["simulated time", f"{number(summary['duration'])} s"],
-        ["request throughput", f"{number(summary['request_throughput'])} req/s"],
-        ["output throughput", f"{number(summary['output_throughput'])} tok/s"],
-        ["total throughput", f"{number(summary['total_token_throughput'])} tok/s"],
+        ["cost model", cost_text(sim.provenance.cost)],
+        ["requests completed", f"{number(summary.completed)} of {number(sim.requests.total)}"],
+        ["simulated time", f"{number(summary.duration)} s"],
+        ["request throughput", f"{number(summary.request_throughput)} req/s"],
+        ["output throughput", f"{number(summary.output_throughput)} tok/s"],
+        ["total throughput", f"{number(summary.total_token_throughput)} tok/s"],
     ]
-    if "request_goodput" in summary:
-        slos = " ".join(f"{name}:{limit:g}" for name, limit in sim["slo_ms"].items())
-        rows.append([f"goodput ({slos} ms)", f"{number(summary['request_goodput'])} req/s"])
-    intervals = sim.get("intervals")
-    if intervals:
-        made = f"{intervals['replicates']} replicates: {', '.join(intervals['resampled'])}"
-        rows.append([f"[ ] {intervals['level']:.0%} intervals", made])
+    if summary.request_goodput is not None:
+        slos = " ".join(f"{name}:{limit:g}" for name, limit in sim.slo_ms.items())
+        rows.append([f"goodput ({slos} ms)", f"{number(summary.request_goodput)} req/s"])
+    if sim.intervals is not None:
+        made = f"{sim.intervals.replicates} replicates: {', '.join(sim.intervals.resampled)}"
+        rows.append([f"[ ] {sim.intervals.level:.0%} intervals", made])
+    load, cache, efficiency = sim.load, sim.cache, sim.efficiency
     rows += [
-        ["KV utilisation, mean / peak", _pair(sim, "mean_kv_utilisation", "peak_kv_utilisation")],
+        ["KV utilisation, mean / peak", _pair(load.mean_kv_utilisation, load.peak_kv_utilisation)],
         ["prefix hit rate, all / first admission",
-         _pair(sim, "prefix_hit_rate", "first_admission_hit_rate")],
-        ["preemptions", number(sim["num_preemptions"])],
-        ["MFU / MBU of busy time", _pair(sim, "mfu", "mbu")],
+         _pair(cache.prefix_hit_rate, cache.first_admission_hit_rate)],
+        ["preemptions", number(sim.num_preemptions)],
+        ["MFU / MBU of busy time", _pair(efficiency.mfu, efficiency.mbu)],
     ]  # fmt: skip
     return rows
 
 
-def _cost_text(sim: Mapping[str, object]) -> str:
+def cost_text(cost: Mapping[str, Any]) -> str:
     """Which cost model a run used, and what a calibrated one was made from."""
-    provenance = sim.get("provenance")
-    assert isinstance(provenance, Mapping)
-    cost = provenance["cost"]
     if cost["name"] != "calibrated":
         return str(cost["name"])
     return f"calibrated on {len(cost['sources'])} logs of {cost['engine']}, {cost['hardware']}"
 
 
-def warnings_of(summary: Summary) -> list[str]:
+def warnings_of(summary: RunSummary) -> list[str]:
     """What a reader must know before trusting the figures."""
-    sim = summary["sim"]
-    assert isinstance(sim, dict)
+    sim = summary.sim
     warnings = []
-    if not sim.get("stable", True):
+    if not sim.stable:
         warnings.append(
             "unstable at this rate: requests in the system kept growing while requests arrived,"
             " so latencies grow with the length of the run and their tails are left out"
         )
-    for reason, count in sim["rejections"].items():
+    for reason, count in sim.rejections.items():
         warnings.append(f"{number(count)} requests were left out: {reason}")
-    if sim["requests"]["unsent"]:
+    if sim.requests.unsent:
         warnings.append(
-            f"{number(sim['requests']['unsent'])} requests were never sent,"
+            f"{number(sim.requests.unsent)} requests were never sent,"
             " because an earlier one of their session was left out"
         )
-    floor = sim["physical_floor"]
-    if floor["violations"]:
+    floor = sim.physical_floor
+    if floor.violations:
         warnings.append(
-            f"{number(floor['violations'])} steps are faster than the hardware's data sheet allows;"
-            f" worst: {floor['worst_step']}"
+            f"{number(floor.violations)} steps are faster than the hardware's data sheet allows;"
+            f" worst: {floor.worst_step}"
         )
-    if sim.get("num_extrapolated_steps"):
+    if sim.num_extrapolated_steps:
         warnings.append(
-            f"{number(sim['num_extrapolated_steps'])} steps lie outside the range of the cost model"
+            f"{number(sim.num_extrapolated_steps)} steps lie outside the range of the cost model"
         )
     return warnings
 
 
-def render_report(result: RunResult, summary: Summary, provenance_text: str) -> str:
+def render_report(result: RunResult, summary: RunSummary) -> str:
     """The whole page."""
     name = escape(result.workload.name)
     charts = _charts(result, request_times(result.ledger))
@@ -149,6 +146,7 @@ def render_report(result: RunResult, summary: Summary, provenance_text: str) -> 
         for title, chart in charts.items()
     )
     warnings = "".join(f'<p class="warn">{escape(text)}</p>' for text in warnings_of(summary))
+    provenance = json.dumps(summary.sim.provenance.to_json(), indent=1)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -157,7 +155,7 @@ def render_report(result: RunResult, summary: Summary, provenance_text: str) -> 
         f"<h2>Latency, ms</h2>{_table(['', *LATENCY_COLUMNS], latency_rows(summary))}"
         f"<h2>Throughput and memory</h2>{_table([], fact_rows(summary))}"
         f'<h2>Plots</h2><div class="grid2">{figures}</div>'
-        f"<h2>How this run was made</h2><pre>{escape(provenance_text)}</pre></body></html>\n"
+        f"<h2>How this run was made</h2><pre>{escape(provenance)}</pre></body></html>\n"
     )
 
 
@@ -244,16 +242,5 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join([*cells, "</table>"])
 
 
-def _pair(sim: Mapping[str, object], first: str, second: str) -> str:
-    values = []
-    for key in (first, second):
-        value = sim[key]
-        assert isinstance(value, float)
-        values.append(f"{value:.1%}")
-    return " / ".join(values)
-
-
-def _num_requests(sim: Mapping[str, object]) -> int:
-    counts = sim["requests"]
-    assert isinstance(counts, dict)
-    return sum(counts.values())
+def _pair(first: float, second: float) -> str:
+    return f"{first:.1%} / {second:.1%}"

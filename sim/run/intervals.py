@@ -11,16 +11,16 @@ from engine.core import ConfigError
 from sim.cost.calibrated import CalibratedCost
 from sim.cost.noise import Noise, Replicate
 from sim.cost.noise import replicates as shared_out
-from sim.metrics.summary import Summary
+from sim.metrics.run_summary import RunIntervals
 from sim.run.deployment import Parts, build
-from sim.run.run import RunPlan, simulate
+from sim.run.run import RunPlan, run_plan
 
 # A 90 % interval lies between these percentiles of the replicates.
 BOUNDS = (5.0, 95.0)
 LEAST_REPLICATES = 5
 
 
-def run_intervals(plan_of: Callable[[int], RunPlan], seed: int, replicates: int) -> Summary:
+def run_intervals(plan_of: Callable[[int], RunPlan], seed: int, replicates: int) -> RunIntervals:
     """Repeats a run; `plan_of(seed)` makes the plan with a workload drawn from that seed.
 
     A calibrated model adds the errors that its steps had on logs that it was not fitted to; other
@@ -38,24 +38,22 @@ def run_intervals(plan_of: Callable[[int], RunPlan], seed: int, replicates: int)
         plan = plan_of(seed + 1 + serial)
         parts = with_noise(build(plan.deployment, plan.seed), plan.seed, replicate)
         noisy = isinstance(parts.costs[0], CalibratedCost)
-        summary = simulate(plan, parts).summary
-        ours = summary["sim"]
-        assert isinstance(ours, dict)
-        num_unstable += not ours["stable"]
-        for key, value in summary.items():
+        summary = run_plan(plan, parts).summary
+        num_unstable += not summary.sim.stable
+        for key, value in summary.to_json().items():
             if isinstance(value, float):
                 values.setdefault(key, []).append(value)
     bounds = {
         key: _bounds(column) if len(column) == replicates else None
         for key, column in values.items()
     }
-    return {
-        "replicates": replicates,
-        "level": (BOUNDS[1] - BOUNDS[0]) / 100,
-        "resampled": ["seed", "step errors", "cost of shared reads"] if noisy else ["seed"],
-        "unstable_replicates": num_unstable,
-        "bounds": bounds,
-    }
+    return RunIntervals(
+        replicates=replicates,
+        level=(BOUNDS[1] - BOUNDS[0]) / 100,
+        resampled=("seed", "step errors", "cost of shared reads") if noisy else ("seed",),
+        unstable_replicates=num_unstable,
+        bounds=bounds,
+    )
 
 
 def with_noise(parts: Parts, seed: int, replicate: Replicate) -> Parts:
@@ -74,6 +72,6 @@ def with_noise(parts: Parts, seed: int, replicate: Replicate) -> Parts:
     return replace(parts, costs=costs)
 
 
-def _bounds(column: Sequence[float]) -> list[float]:
+def _bounds(column: Sequence[float]) -> tuple[float, float]:
     low, high = np.percentile(column, BOUNDS)
-    return [float(low), float(high)]
+    return float(low), float(high)

@@ -86,14 +86,11 @@ class OutputDirectory:
 
 def write_outputs(run: Run, directory: Path, with_trace: bool = True) -> None:
     """Writes all files of a run except the step log, which must already be there."""
-    text = json.dumps(run.summary, indent=2, allow_nan=False) + "\n"
+    text = json.dumps(run.summary.to_json(), indent=2, allow_nan=False) + "\n"
     (directory / SUMMARY).write_text(text, encoding="utf-8")
     write_requests_csv(run, directory / "requests.csv")
     _write_parquet(run, directory / "requests.parquet")
-    ours = run.summary["sim"]
-    assert isinstance(ours, dict)
-    provenance = json.dumps(ours["provenance"], indent=1)
-    report = render_report(run.result, run.summary, provenance)
+    report = render_report(run.result, run.summary)
     (directory / "report.html").write_text(report, encoding="utf-8")
     if with_trace:
         write_trace(StepLogReader(directory / STEP_LOG), directory / "trace.json")

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 
-from engine.steplog.api import LogHeader
+from engine.steplog.api import LogHeader, StepListener
 from sim.cluster.router import make_router
-from sim.cluster.server import StepLog
 from sim.cluster.simulation import RunOptions, Simulation
 from sim.metrics.result import RunResult
-from sim.metrics.stability import is_stable
-from sim.metrics.summary import Summary, summarize
+from sim.metrics.run_summary import Provenance, RunIntervals, RunSummary
+from sim.metrics.summary import RunFacts, summarize
 from sim.run.deployment import Deployment, Parts, build, check_ranges, num_extrapolated, versions
 from sim.workloads.table import Workload
 
@@ -21,7 +20,7 @@ class Run:
     """A finished run: raw results, the summary, and the parts that it was made of."""
 
     result: RunResult
-    summary: Summary
+    summary: RunSummary
     parts: Parts
 
 
@@ -51,13 +50,16 @@ def log_header(plan: RunPlan, parts: Parts) -> LogHeader:
     )
 
 
-def simulate(
+def run_plan(
     plan: RunPlan,
     parts: Parts | None = None,
-    log: StepLog | None = None,
+    log: StepListener | None = None,
     on_progress: Callable[[int], None] | None = None,
+    intervals: RunIntervals | None = None,
 ) -> Run:
     """Runs a plan; `parts` of an earlier `build` are used once only where costs keep a state.
+
+    `intervals` of earlier replicates go into the summary as they are.
 
     Raises:
         ConfigError, InputError: the plan cannot be run, or leaves the range of its cost model.
@@ -75,47 +77,40 @@ def simulate(
     )
     result = simulation.run()
     check_ranges(parts.costs)
-    summary = summarize(result, parts.hardware, plan.deployment.tp, plan.slos_ms)
-    ours = summary["sim"]
-    assert isinstance(ours, dict)
-    ours["num_extrapolated_steps"] = num_extrapolated(parts.costs)
-    ours["stable"] = is_stable(result.ledger)
-    if not ours["stable"]:
-        _drop_tails(summary, ours)
-    ours["provenance"] = provenance(plan, parts)
-    return Run(result, summary, parts)
+    facts = RunFacts(
+        parts.hardware,
+        plan.deployment.tp,
+        plan.slos_ms,
+        num_extrapolated(parts.costs),
+        provenance(plan, parts),
+        intervals,
+    )
+    return Run(result, summarize(result, facts), parts)
 
 
-def _drop_tails(summary: Summary, ours: Summary) -> None:
-    """Tails of a queue that grows depend on the length of the run, so they are no result."""
-    for percent in (90, 95, 99):
-        summary[f"p{percent}_ttft_ms"] = summary[f"p{percent}_e2el_ms"] = None
-        ours[f"p{percent}_queue_ms"] = None
-
-
-def provenance(plan: RunPlan, parts: Parts) -> dict[str, object]:
-    """Everything that decides the figures; no clock, path or host name."""
+def provenance(plan: RunPlan, parts: Parts) -> Provenance:
+    """What decided the figures of a run of these parts."""
     deployment = asdict(plan.deployment)
     del deployment["roofline"], deployment["cost"]
     for option in ("expert_parallel", "async_scheduling"):
         if not deployment[option]:
             del deployment[option]
     deployment["model"] = parts.model.name
-    return {
-        "cost": parts.costs[0].describe(),
-        "deployment": deployment,
-        "kernel": asdict(parts.kernel),
-        "model": asdict(parts.model),
-        "hardware": asdict(parts.hardware),
-        "workload": {
+    return Provenance(
+        cost=parts.costs[0].describe(),
+        deployment=deployment,
+        kernel=asdict(parts.kernel),
+        model=asdict(parts.model),
+        hardware=asdict(parts.hardware),
+        workload={
             "name": plan.workload.name,
             "num_requests": len(plan.workload),
             **plan.workload.parameters,
         },
-        "options": {
+        options={
             "on_oversize": plan.options.on_oversize,
             "max_concurrency": plan.options.max_concurrency,
         },
-        "seed": plan.seed,
-        "versions": versions(),
-    }
+        seed=plan.seed,
+        versions=versions(),
+    )

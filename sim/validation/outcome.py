@@ -63,10 +63,10 @@ class Outcome:
             metrics[f"mean_{name}_ms"] = float(values.mean()) if len(values) else float("nan")
             for (_, statistic), cut in zip(STATISTICS[1:], cuts, strict=True):
                 metrics[f"{statistic}_{name}_ms"] = float(cut)
-        pooled = pooled_latency("itl", self.gaps)
+        pooled = pooled_latency(self.gaps)
         for _, statistic in STATISTICS:
-            value = pooled[f"{statistic}_itl_ms"]
-            metrics[f"{statistic}_itl_ms"] = value if isinstance(value, float) else float("nan")
+            value = getattr(pooled, statistic)
+            metrics[f"{statistic}_itl_ms"] = float("nan") if value is None else value
         duration_s = (self.end_ns - int(self.arrival_ns.min())) / NS_PER_S
         span_ns = duration_s * NS_PER_S
         metrics["output_throughput"] = float(self.output_tokens.sum()) / duration_s

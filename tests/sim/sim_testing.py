@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from places import SHARED
@@ -17,7 +18,7 @@ from sim.cost.simple import ConstantCost
 from sim.metrics.requests import COMPLETED
 from sim.run.deployment import Deployment, build
 from sim.run.outputs import request_rows
-from sim.run.run import Run, RunPlan, log_header, simulate
+from sim.run.run import Run, RunPlan, log_header, run_plan
 from sim.workloads.generators import generate, preset
 from sim.workloads.table import Workload
 
@@ -69,9 +70,9 @@ def run(
     if kernel is not None:
         parts = replace(parts, kernel=replace(parts.kernel, **kernel))  # type: ignore[arg-type]
     if log_path is None:
-        return simulate(plan, parts)
+        return run_plan(plan, parts)
     with StepLogWriter(log_path, log_header(plan, parts)) as log:
-        return simulate(plan, parts, log)
+        return run_plan(plan, parts, log)
 
 
 def constant(ms: float, replicas: int = 1) -> tuple[CostModel, ...]:
@@ -79,11 +80,9 @@ def constant(ms: float, replicas: int = 1) -> tuple[CostModel, ...]:
     return tuple(ConstantCost(round(ms * MS)) for _ in range(replicas))
 
 
-def ours(finished: Run) -> dict[str, object]:
-    """The part of the summary that vLLM does not have."""
-    part = finished.summary["sim"]
-    assert isinstance(part, dict)
-    return part
+def ours(finished: Run) -> dict[str, Any]:
+    """The part of summary.json that vLLM does not have."""
+    return finished.summary.sim.to_json()
 
 
 def table(finished: Run) -> list[list[object]]:

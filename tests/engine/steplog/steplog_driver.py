@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from engine.core import KernelConfig, Prompt, Request, Scheduler
-from engine.steplog.api import LogHeader, StepLogWriter
+from engine.steplog.api import AddRecord, DecodeRunEvent, LogHeader, StepEvent, StepLogWriter
 
 
 def token(request_id, index, ranges):
@@ -44,7 +44,14 @@ def drive(
                 request = pending.pop()[1]
                 scheduler.add(request)
                 planned = [token(request.request_id, k, ranges) for k in range(request.max_tokens)]
-                log.add(request, now, outputs=Prompt(planned) if header.outputs_in_adds else None)
+                log.add(
+                    AddRecord(
+                        request,
+                        now,
+                        now,
+                        outputs=Prompt(planned) if header.outputs_in_adds else None,
+                    )
+                )
             while aborting and aborting[-1][0] <= step:
                 request_id = aborting.pop()[1]
                 if request_id in scheduler.running_ids():
@@ -65,7 +72,7 @@ def drive(
                     rows.append([token(request_id, first + k, ranges) for k in range(count)])
                 run = scheduler.run_decode(plan, count, rows.__getitem__)
                 durations = [duration(step + k) for k in range(count)]
-                log.decode_run(plan, run, now, durations, rows)
+                log.decode_run(DecodeRunEvent(plan, run, now, durations, rows))
                 now += sum(durations)
             else:
                 tokens = []
@@ -73,7 +80,7 @@ def drive(
                     tokens.append(token(request_id, outputs[request_id], ranges))
                     outputs[request_id] += 1
                 outcome = scheduler.commit(plan, tokens)
-                log.step(plan, outcome, now, duration(step))
+                log.step(StepEvent(plan, outcome, now, duration(step)))
                 now += duration(step) + gap
             step += count
     return scheduler

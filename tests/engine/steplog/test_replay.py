@@ -12,7 +12,7 @@ from steplog_driver import config, drive, workload
 
 from engine.cli import main as lockstep
 from engine.core import InputError, KernelConfig, Prompt, Request, Scheduler
-from engine.steplog.api import LogHeader, StepLogReader, StepLogWriter
+from engine.steplog.api import AddRecord, LogHeader, StepEvent, StepLogReader, StepLogWriter
 from engine.steplog.replay import replay
 from engine.steplog.vllm_recording import open_log
 
@@ -133,18 +133,18 @@ def test_events_during_an_open_plan_are_replayed_there(tmp_path):
     with StepLogWriter(path, LogHeader("engine", scheduler.config)) as log:
         for request in requests[:2]:
             scheduler.add(request)
-            log.add(request, 0)
+            log.add(AddRecord(request, 0, 0))
         step = 0
         while scheduler.has_work:
             plan = scheduler.schedule()
             if step == 2:
                 scheduler.add(requests[2])
-                log.add(requests[2], 5, open_plans=1)
+                log.add(AddRecord(requests[2], 5, 5, open_plans=1))
             if step == 3:
                 scheduler.abort(0)
                 log.abort(0, 6, open_plans=1)
             outcome = scheduler.commit(plan, [9] * len(plan.sampled_ids))
-            log.step(plan, outcome, step, 1)
+            log.step(StepEvent(plan, outcome, step, 1))
             step += 1
     assert replay(StepLogReader(path)).difference is None
     lines = lines_of(path)
@@ -164,7 +164,7 @@ def test_asynchronous_scheduling_is_replayed_with_its_open_plans(tmp_path):
                 request.request_id, request.prompt, request.max_tokens, frozenset({3})
             )
             scheduler.add(request)
-            log.add(request, 0)
+            log.add(AddRecord(request, 0, 0))
         waiting = []
         count = 0
         while scheduler.has_work or waiting:
@@ -174,7 +174,7 @@ def test_asynchronous_scheduling_is_replayed_with_its_open_plans(tmp_path):
                 plan, before = waiting.pop(0)
                 tokens = [(count + 5 * row) % 7 for row in range(len(plan.sampled_ids))]
                 outcome = scheduler.commit(plan, tokens)
-                log.step(plan, outcome, count, 1, open_plans=before)
+                log.step(StepEvent(plan, outcome, count, 1, open_plans=before))
                 count += 1
     assert '"open":1' in path.read_text()
     result = replay(StepLogReader(path))
@@ -187,10 +187,12 @@ def test_a_stop_string_is_replayed_as_one(tmp_path):
     request = Request(0, Prompt([1, 2]), 9, frozenset({4}), min_tokens=1)
     with StepLogWriter(path, LogHeader("engine", scheduler.config)) as log:
         scheduler.add(request)
-        log.add(request, 0)
+        log.add(AddRecord(request, 0, 0))
         for step, stopped in enumerate([(), (), (0,)]):
             plan = scheduler.schedule()
-            log.step(plan, scheduler.commit(plan, [4 if not step else 6], stopped), step, 1)
+            log.step(
+                StepEvent(plan, scheduler.commit(plan, [4 if not step else 6], stopped), step, 1)
+            )
     assert not scheduler.has_work
     assert replay(StepLogReader(path)).difference is None
 
@@ -201,10 +203,10 @@ def test_a_failed_step_is_replayed_as_one(tmp_path):
     with StepLogWriter(path, LogHeader("engine", scheduler.config)) as log:
         for number in range(2):
             scheduler.add(Request(number, Prompt(range(6)), 3))
-            log.add(Request(number, Prompt(range(6)), 3), 0)
+            log.add(AddRecord(Request(number, Prompt(range(6)), 3), 0, 0))
             plan = scheduler.schedule()
             if number:
-                log.step(plan, scheduler.commit(plan, [1]), 1, 1)
+                log.step(StepEvent(plan, scheduler.commit(plan, [1]), 1, 1))
             else:
                 log.discarded(plan, scheduler.discard(plan), 0, 1)
     result = replay(StepLogReader(path))
@@ -220,15 +222,15 @@ def test_plans_that_are_discarded_together_are_replayed_together(tmp_path):
         for number in range(3):
             request = Request(number, Prompt([number, 1]), 9 if number else 2)
             scheduler.add(request)
-            log.add(request, 0)
+            log.add(AddRecord(request, 0, 0))
         plans = [scheduler.schedule(), scheduler.schedule()]
         failed = scheduler.discard(plans[0])
         log.discarded(plans[0], failed, 0, 1)
         log.discarded(plans[1], (), 1, 1, open_plans=1)
         scheduler.add(Request(7, Prompt([7]), 1))
-        log.add(Request(7, Prompt([7]), 1), 2)
+        log.add(AddRecord(Request(7, Prompt([7]), 1), 2, 2))
         plan = scheduler.schedule()
-        log.step(plan, scheduler.commit(plan, [5]), 2, 1)
+        log.step(StepEvent(plan, scheduler.commit(plan, [5]), 2, 1))
     assert len(failed) == 3
     result = replay(StepLogReader(path))
     assert result.difference is None and result.num_live == 0

@@ -18,6 +18,7 @@ from engine.steplog.api import (
     AddRecord,
     DecodeStretch,
     LogHeader,
+    StepEvent,
     StepLogReader,
     StepLogWriter,
     StepRecord,
@@ -135,7 +136,7 @@ def test_records_survive_the_file(tmp_path):
     )
     path = tmp_path / "log.jsonl.gz"
     with StepLogWriter(path, header) as log:
-        log.add(request, 5, 9, outputs=Prompt([1, 2]), replica=2)
+        log.add(AddRecord(request, 5, 9, outputs=Prompt([1, 2]), replica=2))
         log.abort("r-1", 11, replica=2)
     reader = StepLogReader(path)
     assert reader.header == header
@@ -153,12 +154,14 @@ def test_host_and_device_times_and_buckets_are_kept_per_step(tmp_path):
     with StepLogWriter(path, LogHeader("engine", scheduler.config)) as log:
         request = Request(0, Prompt(range(4)), 9)
         scheduler.add(request)
-        log.add(request, 0)
+        log.add(AddRecord(request, 0, 0))
         for step in range(9):
             plan = scheduler.schedule()
             outcome = scheduler.commit(plan, [5])
             times = {"host_ns": step, "device_ns": 10 * step} if step != 6 else {}
-            log.step(plan, outcome, 100 * step, 90, graph_bucket=1 if step else None, **times)
+            log.step(
+                StepEvent(plan, outcome, 100 * step, 90, graph_bucket=1 if step else None, **times)
+            )
     records = list(StepLogReader(path))
     assert [getattr(r, "num_steps", 1) for r in records[1:]] == [1, 5, 1, 2]
     steps = [r for r in expand(records, 4) if isinstance(r, StepRecord)]
@@ -175,13 +178,13 @@ def test_events_during_an_open_plan_stand_behind_its_step(tmp_path):
     with StepLogWriter(path, LogHeader("engine", scheduler.config)) as log:
         for number in range(2):
             scheduler.add(Request(number, Prompt([number, 1, 2]), 5))
-            log.add(Request(number, Prompt([number, 1, 2]), 5), 0)
+            log.add(AddRecord(Request(number, Prompt([number, 1, 2]), 5), 0, 0))
         plan = scheduler.schedule()
         scheduler.add(Request(2, Prompt([9]), 1))
-        log.add(Request(2, Prompt([9]), 1), 3, open_plans=1)
+        log.add(AddRecord(Request(2, Prompt([9]), 1), 3, 3, open_plans=1))
         assert scheduler.abort(0) is None
         log.abort(0, 4, open_plans=1)
-        log.step(plan, scheduler.commit(plan, [7, 8]), 0, 10)
+        log.step(StepEvent(plan, scheduler.commit(plan, [7, 8]), 0, 10))
     kinds = [type(r).__name__ for r in StepLogReader(path)]
     assert kinds == ["AddRecord", "AddRecord", "StepRecord", "AddRecord", "AbortRecord"]
     step = list(StepLogReader(path))[2]
@@ -194,7 +197,7 @@ def test_a_discarded_step_names_the_requests_that_failed(tmp_path):
     path = tmp_path / "log.jsonl"
     with StepLogWriter(path, LogHeader("engine", scheduler.config)) as log:
         scheduler.add(Request(0, Prompt([1, 2]), 5))
-        log.add(Request(0, Prompt([1, 2]), 5), 0)
+        log.add(AddRecord(Request(0, Prompt([1, 2]), 5), 0, 0))
         plan = scheduler.schedule()
         log.discarded(plan, scheduler.discard(plan), 0, 10)
     step = list(StepLogReader(path))[1]
@@ -213,7 +216,7 @@ def test_outputs_in_adds_leave_tokens_out_of_steps(tmp_path):
         pytest.raises(ValueError, match="wants outputs"),
         StepLogWriter(tmp_path / "x.jsonl", header) as log,
     ):
-        log.add(Request(0, Prompt([1]), 1), 0)
+        log.add(AddRecord(Request(0, Prompt([1]), 1), 0, 0))
 
 
 def test_replicas_keep_their_own_stretches(tmp_path):
@@ -222,12 +225,12 @@ def test_replicas_keep_their_own_stretches(tmp_path):
     with StepLogWriter(path, LogHeader("sim", config(), num_replicas=2)) as log:
         for replica, scheduler in enumerate(schedulers):
             scheduler.add(Request(replica, Prompt([1, 2]), 6))
-            log.add(Request(replica, Prompt([1, 2]), 6), 0, replica=replica)
+            log.add(AddRecord(Request(replica, Prompt([1, 2]), 6), 0, 0, replica=replica))
         for step in range(6):
             for replica, scheduler in enumerate(schedulers):
                 plan = scheduler.schedule()
                 outcome = scheduler.commit(plan, [step])
-                log.step(plan, outcome, step * 10, 10, replica=replica)
+                log.step(StepEvent(plan, outcome, step * 10, 10, replica=replica))
     stretches = [r for r in StepLogReader(path) if isinstance(r, DecodeStretch)]
     assert [(r.replica, r.num_steps) for r in stretches] == [(0, 5), (1, 5)]
 
@@ -300,11 +303,11 @@ def test_writing_holds_one_stretch_and_not_the_log(tmp_path):
         for number in range(40):
             request = Request(number, Prompt(range(number * 1_000, number * 1_000 + 20)), 500)
             scheduler.add(request)
-            log.add(request, 0)
+            log.add(AddRecord(request, 0, 0))
             for step in range(500):
                 plan = scheduler.schedule()
                 outcome = scheduler.commit(plan, [step])
-                log.step(plan, outcome, step, 1)
+                log.step(StepEvent(plan, outcome, step, 1))
             peaks.append(tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()
     assert peaks[-1] < peaks[5] + 200_000
@@ -317,13 +320,13 @@ def test_voided_entries_do_not_join_a_stretch(tmp_path):
     with StepLogWriter(path, LogHeader("engine", scheduler.config)) as log:
         for number in range(2):
             scheduler.add(Request(number, Prompt([number]), 9))
-            log.add(Request(number, Prompt([number]), 9), 0)
+            log.add(AddRecord(Request(number, Prompt([number]), 9), 0, 0))
         for step in range(4):
             plan = scheduler.schedule()
             outcome = scheduler.commit(plan, [5, 6])
             if step == 2:  # as if a stop string had ended request 0 one step before
                 outcome = StepOutcome(plan.step, (1,), (6,), (Finished(0, "abort", ()),))
-            log.step(plan, outcome, step, 1)
+            log.step(StepEvent(plan, outcome, step, 1))
     records = list(StepLogReader(path))[2:]
     assert [type(r).__name__ for r in records] == [
         "StepRecord",

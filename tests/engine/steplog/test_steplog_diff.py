@@ -10,7 +10,15 @@ from steplog_driver import config, drive, workload
 
 from engine.cli import main as lockstep
 from engine.core import Prompt, Request, Scheduler
-from engine.steplog.api import DecodeStretch, LogHeader, StepLogReader, StepLogWriter, StepRecord
+from engine.steplog.api import (
+    AddRecord,
+    DecodeStretch,
+    LogHeader,
+    StepEvent,
+    StepLogReader,
+    StepLogWriter,
+    StepRecord,
+)
 from engine.steplog.diff import first_difference
 
 
@@ -160,12 +168,12 @@ def test_replicas_are_compared_each_for_itself(tmp_path):
             for replica in order:
                 request = Request(replica, Prompt([replica, 2]), 4)
                 schedulers[replica].add(request)
-                log.add(request, 0, replica=replica)
+                log.add(AddRecord(request, 0, 0, replica=replica))
                 for step in range(4):
                     plan = schedulers[replica].schedule()
                     token = late_token if (replica, step) == (1, 3) else 1
                     outcome = schedulers[replica].commit(plan, [token])
-                    log.step(plan, outcome, step, 1, replica=replica)
+                    log.step(StepEvent(plan, outcome, step, 1, replica=replica))
         return path
 
     left, right = two_replicas("a.jsonl", (0, 1)), two_replicas("b.jsonl", (1, 0))

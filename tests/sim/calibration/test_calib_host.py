@@ -24,7 +24,7 @@ from sim.cost.features import StepFeatures
 from sim.cost.physics import Physics
 from sim.cost.profile import Pauses, Tracking, load_profile, save_profile, shipped_profiles
 from sim.run.deployment import Deployment, build
-from sim.run.run import RunPlan, simulate
+from sim.run.run import RunPlan, run_plan
 from sim.specs.hardware import hardware_named
 from sim.specs.models import model_named
 from sim.validation.predicted import free_running, has_pauses
@@ -121,10 +121,10 @@ class TestPauses:
             parts = build(plan.deployment, 0)
             (cost,) = parts.costs
             pausing = PausingCost(cost, Pauses(500, 9_000.0))
-            runs.append(simulate(plan, replace(parts, costs=(pausing,))))
+            runs.append(run_plan(plan, replace(parts, costs=(pausing,))))
         first, second = runs
         assert list(first.result.ledger.finish_ns) == list(second.result.ledger.finish_ns)
-        assert first.summary["sim"]["num_steps"] == second.summary["sim"]["num_steps"]
+        assert first.summary.sim.load.num_steps == second.summary.sim.load.num_steps
 
     def test_only_recordings_pause(self, tmp_path):
         make_recording(tmp_path / "made.json.gz")

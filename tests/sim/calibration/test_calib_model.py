@@ -24,7 +24,7 @@ from sim.cost.profile import shipped_profiles
 from sim.cost.terms import HOST_NAMES, STEP_NAMES, step_row
 from sim.cost.work import next_recent, work_row
 from sim.run.deployment import Deployment, build
-from sim.run.run import RunPlan, simulate
+from sim.run.run import RunPlan, run_plan
 from sim.specs.hardware import hardware_named
 from sim.specs.models import model_named
 
@@ -198,14 +198,14 @@ class TestServer:
                 make_workload(), Deployment(hardware="h200", cost="calibrated"),
                 RunOptions(step_by_step=step_by_step),
             )  # fmt: skip
-            runs.append(simulate(plan))
+            runs.append(run_plan(plan))
         first, second = (run.result.ledger for run in runs)
         assert first.finish_ns == second.finish_ns
         assert first.first_token_ns == second.first_token_ns
 
     def test_taking_in_a_request_delays_its_first_step(self):
         plan = RunPlan(make_workload(1), Deployment(hardware="h200", cost="calibrated"))
-        run = simulate(plan)
+        run = run_plan(plan)
         intake_ns = cost().intake_ns(plan.workload.prompt_tokens[0])
         assert intake_ns > 0
         assert run.result.ledger.first_scheduled_ns[0] == intake_ns
@@ -221,7 +221,7 @@ class TestServer:
 
     def test_the_summary_says_which_and_from_what(self):
         plan = RunPlan(make_workload(5), Deployment(hardware="h200"))
-        described = simulate(plan).summary["sim"]["provenance"]["cost"]
+        described = run_plan(plan).summary.sim.provenance.cost
         assert described["name"] == "calibrated"
         assert described["engine"] == "vllm 0.25.1"
         assert described["sources"] == [f"{name}.json.gz" for name in NAMES]

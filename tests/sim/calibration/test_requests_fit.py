@@ -15,7 +15,7 @@ from sim.cost.features import StepFeatures
 from sim.cost.physics import Physics
 from sim.cost.roofline import RooflineCost, RooflineOptions
 from sim.cost.roofline_terms import TermModel, coefficients_of, options_of
-from sim.run.run import RunPlan, simulate
+from sim.run.run import RunPlan, run_plan
 from sim.specs.hardware import hardware_named
 from sim.specs.models import model_named
 
@@ -41,7 +41,7 @@ def recorded(plan, options, seed=3, num_requests=120):
     """A workload and the times that its requests have under the options."""
     workload = synthetic(num_requests=num_requests, rate=12.0, seed=seed)
     plan = replace(plan, roofline=options)
-    ledger = simulate(RunPlan(workload, plan)).result.ledger
+    ledger = run_plan(RunPlan(workload, plan)).result.ledger
     columns = (ledger.arrival_ns, ledger.first_token_ns, ledger.finish_ns)
     times = [np.array(column, float) for column in columns]
     return workload, RequestTimes(*(column - times[0].min() for column in times))

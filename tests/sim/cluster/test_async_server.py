@@ -59,7 +59,7 @@ def test_the_log_replays_without_a_difference(tmp_path, changes):
         workload, log_path=path, cost="roofline", router="least-tokens",
         async_scheduling=True, **changes,
     )  # fmt: skip
-    assert finished.summary["completed"] == 60
+    assert finished.summary.completed == 60
     result = replay(StepLogReader(path))
     assert result.difference is None and result.num_requests == 60 and result.num_live == 0
     mine = ours(finished)
@@ -74,10 +74,10 @@ def test_both_kinds_of_scheduling_make_the_same_tokens_in_nearly_the_same_time()
     one, other = run(workload), run(workload, async_scheduling=True)
     assert list(one.result.ledger.output_tokens) == list(other.result.ledger.output_tokens)
     # Each admission shifts by about one decode step, which is all.
-    step_ms = one.summary["median_itl_ms"]
-    wait_ms = other.summary["mean_ttft_ms"] - one.summary["mean_ttft_ms"]
+    step_ms = one.summary.itl.median
+    wait_ms = other.summary.ttft.mean - one.summary.ttft.mean
     assert 0 < wait_ms < 2 * step_ms
-    assert other.summary["duration"] == pytest.approx(one.summary["duration"], rel=0.01)
+    assert other.summary.duration == pytest.approx(one.summary.duration, rel=0.01)
     assert "async_scheduling" not in ours(one)["provenance"]["deployment"]
 
 

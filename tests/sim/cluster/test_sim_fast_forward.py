@@ -58,7 +58,9 @@ def test_skipping_gives_the_same_bytes_as_stepping(tmp_path, case, policy, repli
         )
         table = tmp_path / f"{step_by_step}.csv"
         write_requests_csv(finished, table)
-        outputs.append((json.dumps(finished.summary), table.read_bytes(), log.read_bytes()))
+        outputs.append(
+            (json.dumps(finished.summary.to_json()), table.read_bytes(), log.read_bytes())
+        )
     assert outputs[0] == outputs[1]
 
 
@@ -79,7 +81,7 @@ def test_skipping_equals_stepping_with_calibrated_costs(tmp_path, replicas):
             hardware="h200",
             cost="calibrated",
         )
-        outputs.append((json.dumps(finished.summary), log.read_bytes()))
+        outputs.append((json.dumps(finished.summary.to_json()), log.read_bytes()))
     assert outputs[0] == outputs[1]
 
 

@@ -45,9 +45,9 @@ def steps_of(log: Path) -> list[StepRecord]:
 def test_tokens_are_conserved():
     workload = synthetic(seed=2, num_requests=80, **BUSY)
     finished = run(workload, **SMALL)
-    assert finished.summary["completed"] == 80
-    assert finished.summary["total_output_tokens"] == sum(workload.output_tokens)
-    assert finished.summary["total_input_tokens"] == sum(workload.prompt_tokens)
+    assert finished.summary.completed == 80
+    assert finished.summary.total_output_tokens == sum(workload.output_tokens)
+    assert finished.summary.total_input_tokens == sum(workload.prompt_tokens)
     assert finished.result.ledger.output_tokens == workload.output_tokens
 
 
@@ -137,8 +137,8 @@ def test_latency_is_the_sum_of_its_parts_m4(tmp_path):
         service = request.e2e_ns - request.queue_ns - request.preempted_ns
         assert 0 < service <= request.e2e_ns
     duration_s = finished.result.end_ns / 1e9
-    throughput = finished.summary["output_throughput"]
-    assert throughput * duration_s == pytest.approx(finished.summary["total_output_tokens"])
+    throughput = finished.summary.output_throughput
+    assert throughput * duration_s == pytest.approx(finished.summary.total_output_tokens)
 
 
 def test_service_time_is_the_time_between_admissions_and_ends_m4(tmp_path):
@@ -197,7 +197,7 @@ def test_metrics_equal_those_recomputed_from_the_log_m7(tmp_path, policy):
     assert {row: n for row, n in enumerate(ledger.preemptions) if n} == preempted
     assert stats.hit_tokens == sum(a.hit_tokens for s in steps for a in s.admitted)
     seconds = Counter(end // 10**9 for ends in tokens.values() for end in ends)
-    assert finished.summary["max_output_tokens_per_s"] == max(seconds.values())
+    assert finished.summary.max_output_tokens_per_s == max(seconds.values())
 
 
 def test_an_arrival_changes_nothing_before_it_m8(tmp_path):
@@ -244,7 +244,7 @@ def test_a_run_replayed_from_its_own_outputs_gives_the_same_metrics_m10(tmp_path
 
 
 def _without_provenance(finished) -> str:
-    summary = dict(finished.summary)
+    summary = finished.summary.to_json()
     summary["sim"] = {k: v for k, v in summary["sim"].items() if k != "provenance"}
     return json.dumps(summary)
 
@@ -252,7 +252,7 @@ def _without_provenance(finished) -> str:
 def test_a_second_run_in_the_same_process_gives_the_same_bytes_m2(tmp_path):
     logs = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     first, second = busy_run(logs[0]), busy_run(logs[1])
-    assert json.dumps(first.summary) == json.dumps(second.summary)
+    assert json.dumps(first.summary.to_json()) == json.dumps(second.summary.to_json())
     assert logs[0].read_bytes() == logs[1].read_bytes()
 
 
@@ -268,7 +268,7 @@ def test_results_do_not_depend_on_the_speed_of_the_host():
     workload = synthetic(seed=2, num_requests=40, **BUSY)
     fast = run(workload, costs=constant(3), **SMALL)
     slow = run(workload, costs=(_SlowHost(3 * MS),), **SMALL)
-    assert json.dumps(fast.summary) == json.dumps(slow.summary)
+    assert json.dumps(fast.summary.to_json()) == json.dumps(slow.summary.to_json())
 
 
 def test_scaling_all_times_scales_all_latencies():
@@ -297,7 +297,7 @@ def test_a_forced_preemption_counts_every_token_once_c88():
     ledger = finished.result.ledger
     assert sum(ledger.preemptions) >= 1
     assert list(ledger.output_tokens) == [40, 10]
-    assert finished.summary["total_output_tokens"] == 50
+    assert finished.summary.total_output_tokens == 50
     victim = next(row for row, count in enumerate(ledger.preemptions) if count)
     assert ledger.first_token_ns[victim] == 10 * MS  # not moved by the recomputation
     for request in request_times(ledger):
@@ -310,8 +310,8 @@ def test_a_forced_preemption_counts_every_token_once_c88():
 
 def test_slo_comparison_is_in_milliseconds_c91():
     finished = run(rows_workload((0, 16, 3)), costs=constant(120), slos_ms={"ttft": 200.0})
-    assert finished.summary["mean_ttft_ms"] == 120.0
-    assert finished.summary["request_goodput"] == finished.summary["request_throughput"]
+    assert finished.summary.ttft.mean == 120.0
+    assert finished.summary.request_goodput == finished.summary.request_throughput
     times = request_times(finished.result.ledger)[0]
     assert meets(times, {"ttft": 120.0}) and not meets(times, {"ttft": 119.9})
     assert not meets(times, {"ttft": 200.0, "e2el": 359.0})
@@ -397,18 +397,18 @@ def test_an_idle_replica_stays_at_zero_c101():
 
 def test_an_output_beyond_the_context_is_left_out_and_never_clipped_c103():
     finished = run(rows_workload((0, 10, 5000), (1, 10, 50)), max_model_len=4096)
-    assert finished.summary["completed"] == 1 and finished.summary["failed"] == 1
+    assert finished.summary.completed == 1 and finished.summary.failed == 1
     assert ours(finished)["rejections"] == {"exceeds_max_model_len": 1}
     ledger = finished.result.ledger
     assert [status == COMPLETED for status in ledger.status] == [False, True]
-    assert finished.summary["total_input_tokens"] == 10
-    assert finished.summary["total_output_tokens"] == 50
+    assert finished.summary.total_input_tokens == 10
+    assert finished.summary.total_output_tokens == 50
 
 
 def test_one_token_outputs_have_no_tpot_and_meet_any_tpot_slo():
     finished = run(rows_workload((0, 16, 1), (0, 16, 3)), costs=constant(10), slos_ms={"tpot": 5.0})
-    assert finished.summary["mean_tpot_ms"] == 10.0
-    assert finished.summary["request_goodput"] * finished.summary["duration"] == pytest.approx(1)
+    assert finished.summary.tpot.mean == 10.0
+    assert finished.summary.request_goodput * finished.summary.duration == pytest.approx(1)
 
 
 def test_simultaneous_arrivals_are_batched_in_row_order(tmp_path):

@@ -67,7 +67,7 @@ def test_an_unknown_router_is_refused():
 def test_every_request_is_served_once_whatever_the_router(router):
     workload = synthetic("sessions", num_requests=60, rate=10.0)
     finished = run(workload, replicas=3, router=router)
-    assert finished.summary["completed"] == 60
+    assert finished.summary.completed == 60
     replicas = ours(finished)["replicas"]
     assert sum(replica["completed"] for replica in replicas) == 60
     assert all(replica["completed"] for replica in replicas)

@@ -65,7 +65,7 @@ def test_a_deployment_spreads_the_experts_and_keeps_within_physics():
     assert mine["physical_floor"]["checked"] and mine["physical_floor"]["violations"] == 0
     assert mine["provenance"]["cost"]["expert_parallel"] == 2
     assert mine["provenance"]["deployment"]["expert_parallel"] is True
-    assert finished.summary["completed"] == 40
+    assert finished.summary.completed == 40
     again = run(synthetic(num_requests=40, rate=20.0), **MIXTURE)
     assert again.summary == finished.summary
 

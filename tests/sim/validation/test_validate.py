@@ -19,7 +19,7 @@ from sim.commands.validate import compare, physics_of
 from sim.cost.calibrated import CalibratedCost
 from sim.cost.profile import save_profile, shipped_profiles
 from sim.run.deployment import Deployment
-from sim.run.run import RunPlan, simulate
+from sim.run.run import RunPlan, run_plan
 from sim.validation.error_report import render_validation
 from sim.validation.predicted import free_running, intervals
 from sim.validation.recorded import read_run, teacher_forced
@@ -170,5 +170,5 @@ def test_the_shipped_profile_predicts_a_recorded_run():
 
 def test_the_simulated_duration_is_the_last_token(tmp_path):
     plan = RunPlan(make_workload(10), Deployment(hardware="h200"))
-    run = simulate(plan)
+    run = run_plan(plan)
     assert run.result.end_ns == max(run.result.ledger.finish_ns)

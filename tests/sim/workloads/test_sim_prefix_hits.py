@@ -105,7 +105,7 @@ def test_mooncake_conversation_reaches_its_ideal_hit_rate():
         trace, model="qwen3-8b", hardware="h200", block_size=512, num_kv_blocks=10**6,
         max_model_len=131_072,
     )  # fmt: skip
-    assert finished.summary["completed"] == 12_031
+    assert finished.summary.completed == 12_031
     assert ours(finished)["first_admission_hit_rate"] == pytest.approx(0.3734, abs=0.0005)
 
 
