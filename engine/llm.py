@@ -276,7 +276,7 @@ class LLM:
         limit = self._loop.scheduler.config.max_model_len
         stops = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
-            stops |= self._eos_token_ids  # C48
+            stops |= self._eos_token_ids  # BUG-C48
         return Request(
             live.request_id,
             Prompt(prompt),

@@ -58,7 +58,7 @@ class EngineOptions:
 
     @classmethod
     def from_kwargs(cls, model: str, **options: object) -> EngineOptions:
-        """Builds options from keyword arguments; an unknown name is an error (B32)."""
+        """Builds options from keyword arguments; an unknown name is an error (BUG-B32)."""
         valid = [field.name for field in fields(cls)]
         for name, value in options.items():
             if name not in valid:

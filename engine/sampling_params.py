@@ -64,7 +64,7 @@ class SamplingParams:
         _require_within("min_p", self.min_p, 0.0, 1.0)
         require_int("top_k", self.top_k, -1)
         if self.max_tokens is not None:
-            require_int("max_tokens", self.max_tokens, 1)  # B19
+            require_int("max_tokens", self.max_tokens, 1)  # BUG-B19
         require_int("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             limit = f"must be at most max_tokens={self.max_tokens}"

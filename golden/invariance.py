@@ -87,7 +87,7 @@ def cells(
 ) -> Iterator[Cell]:
     """All cells; `backends` maps a backend to the block sizes it is tried with.
 
-    A request that runs alone is never preempted (L2), so those cells do not exist.
+    A request that runs alone is never preempted (LAW-L2), so those cells do not exist.
     """
     for backend, sizes in backends.items():
         for policy, size in product(policies, sizes):

@@ -13,7 +13,7 @@ from typing import Any
 from engine.core.errors import InputError
 from properties.defects.perturb import Perturbed
 from properties.follower.goals import GOALS
-from properties.follower.view import LawBroken
+from properties.follower.view import LawBroken, law_name
 from properties.search import failures
 from properties.search.failures import KERNEL, load_factory, read_failure, workload_of
 from properties.search.run import Factory, kernel
@@ -139,7 +139,7 @@ def _report(result: SearchResult) -> None:
     for goal in result.missed_goals:
         print(f"goal never reached: {goal}")
     for seed, mode, law, detail in result.failures[:10]:
-        print(f"seed {seed} ({mode}) breaks {law}: {detail}")
+        print(f"seed {seed} ({mode}) breaks {law_name(law)}: {detail}")
 
 
 def replay_main(argv: list[str]) -> int:
@@ -164,9 +164,9 @@ def replay_main(argv: list[str]) -> int:
         print(f"  {json.dumps(operation)}")
     broken = failures.failure_of(workload, _factory(target), **options)
     if broken is None:
-        print(f"all laws are kept (the file says {record['law']})")
+        print(f"all laws are kept (the file says {law_name(record['law'])})")
         return 0
-    print(f"breaks {broken.law}: {broken.detail}", file=sys.stderr)
+    print(f"breaks {law_name(broken.law)}: {broken.detail}", file=sys.stderr)
     return 1
 
 

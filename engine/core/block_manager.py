@@ -1,7 +1,7 @@
 """Block tables: lookup of cached prefixes, allocation, caching of full blocks, release.
 
-Ask first, then do: `lookup` and the policy's capacity test change nothing (K10); what follows a
-passed test cannot fail (B8).
+Ask first, then do: `lookup` and the policy's capacity test change nothing (LAW-K10); what follows a
+passed test cannot fail (LAW-B8).
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def lookup(self, sequence: Sequence) -> Hits:
-        """The longest registered prefix of a waiting sequence, less its last token (K7, K8)."""
+        """The longest registered prefix of a waiting sequence, less its end (LAW-K7, LAW-K8)."""
         if not self.caching:
             return NO_HITS
-        most = (sequence.num_tokens - 1) // self.block_size  # K7
+        most = (sequence.num_tokens - 1) // self.block_size  # LAW-K7
         self._extend_chain(sequence, most)
         block_ids: list[int] = []
         num_free = num_same_step = 0
@@ -63,9 +63,9 @@ class BlockManager:
 
     def admit(self, sequence: Sequence, hits: Hits, num_tokens: int) -> None:
         """Gives a sequence without blocks its hits and new blocks for `num_tokens` in all."""
-        assert not sequence.block_table, "B6: a waiting sequence holds no blocks"
+        assert not sequence.block_table, "LAW-B6: a waiting sequence holds no blocks"
         for block_id in hits.block_ids:
-            self.pool.share(block_id)  # K5: held before anything else is taken
+            self.pool.share(block_id)  # LAW-K5: held before anything else is taken
         sequence.block_table.extend(hits.block_ids)
         sequence.num_computed_tokens = len(hits.block_ids) * self.block_size
         sequence.num_cached_blocks = len(hits.block_ids)
@@ -76,13 +76,13 @@ class BlockManager:
         return max(0, self.blocks_for(num_tokens) - len(sequence.block_table))
 
     def extend(self, sequence: Sequence, num_tokens: int) -> tuple[int, ...]:
-        """Appends the missing blocks for `num_tokens` tokens (B7) and returns them."""
+        """Appends the missing blocks for `num_tokens` tokens (LAW-B7) and returns them."""
         taken = self.pool.take(self.missing(sequence, num_tokens))
         sequence.block_table.extend(taken)
         return tuple(taken)
 
     def cache_full_blocks(self, sequence: Sequence, num_computed_tokens: int) -> None:
-        """Registers the blocks that are full with `num_computed_tokens` tokens (K1)."""
+        """Registers the blocks that are full with `num_computed_tokens` tokens (LAW-K1)."""
         num_full = num_computed_tokens // self.block_size
         if not self.caching or num_full <= sequence.num_cached_blocks:
             return
@@ -94,7 +94,7 @@ class BlockManager:
         sequence.num_cached_blocks = num_full
 
     def release(self, sequence: Sequence) -> None:
-        """Gives all blocks back; a second call changes nothing (B9)."""
+        """Gives all blocks back; a second call changes nothing (LAW-B9)."""
         self.pool.release(sequence.block_table)
         sequence.block_table = []
         sequence.num_computed_tokens = 0

@@ -17,7 +17,7 @@ class BlockPool:
     """Blocks 0 .. num_blocks - 1.
 
     The free queue is, from its front: unregistered freed blocks as a stack (only with
-    `unregistered_first`), blocks never used, then freed blocks in order of release (K9).
+    `unregistered_first`), blocks never used, then freed blocks in order of release (LAW-K9).
     `serve_newest` chooses which of several copies of one key a lookup returns.
     """
 
@@ -60,11 +60,11 @@ class BlockPool:
         return node.blocks[self._served]
 
     def take(self, count: int) -> list[int]:
-        """Hands out blocks from the front of the free queue; old keys end here (K6).
+        """Hands out blocks from the front of the free queue; old keys end here (LAW-K6).
 
-        The caller has checked that there are enough (B8).
+        The caller has checked that there are enough (LAW-B8).
         """
-        assert count <= self.num_free, "B8: taking is checked before it begins"
+        assert count <= self.num_free, "LAW-B8: taking is checked before it begins"
         self.num_free -= count
         return [self._take_one() for _ in range(count)]
 
@@ -82,17 +82,17 @@ class BlockPool:
         return block_id
 
     def share(self, block_id: int) -> None:
-        """Adds a holder to a registered block; a free one leaves the free queue (K5)."""
+        """Adds a holder to a registered block; a free one leaves the free queue (LAW-K5)."""
         if self._ref_counts[block_id] == 0:
             self._released.remove(block_id)
             self.num_free -= 1
         self._ref_counts[block_id] += 1
 
     def release(self, table: Sequence[int]) -> None:
-        """Takes one holder away from each block, last block first (B11).
+        """Takes one holder away from each block, last block first (LAW-B11).
 
         Raises:
-            KernelBug: a block of the table is not held by anybody (B9).
+            KernelBug: a block of the table is not held by anybody (LAW-B9).
         """
         ref_counts, nodes = self._ref_counts, self._nodes
         uncached: list[int] = []
@@ -113,8 +113,8 @@ class BlockPool:
         self.num_free += freed
 
     def register(self, block_id: int, node: ChainNode) -> None:
-        """Makes a block of a table findable under its key; copies are all kept (K3)."""
-        assert self._nodes[block_id] is None, "K3: a block has one key"
+        """Makes a block of a table findable under its key; copies are all kept (LAW-K3)."""
+        assert self._nodes[block_id] is None, "LAW-K3: a block has one key"
         self._nodes[block_id] = node
         node.blocks += (block_id,)
         node.ref_count += 1

@@ -17,7 +17,7 @@ class KernelConfig:
     `long_prefill_token_threshold` on belongs to one policy or is a named hardening.
 
     Raises:
-        ConfigError: a value is impossible (C2).
+        ConfigError: a value is impossible (LAW-C2).
     """
 
     num_blocks: int
@@ -41,14 +41,14 @@ class KernelConfig:
     bound_decode_tokens: bool = True
     # prefill_first hardening: a sequence also ends at max_model_len.
     bound_model_len: bool = True
-    # Hardening: refuse at add() what can never run (C1).
+    # Hardening: refuse at add() what can never run (LAW-C1).
     reject_impossible: bool = True
     # One plan may stay uncommitted while the next is made.
     async_scheduling: bool = False
 
     def __post_init__(self) -> None:
         for option in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
-            _require_int(option, getattr(self, option), 1)  # C2
+            _require_int(option, getattr(self, option), 1)  # LAW-C2
         _require_int("max_model_len", self.max_model_len, 2)
         _require_int("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
         _require_int("watermark_blocks", self.watermark_blocks, 0)

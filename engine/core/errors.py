@@ -48,7 +48,7 @@ class KernelBug(LockstepError, AssertionError):
     """A law of the kernel is broken: our bug, never the caller's."""
 
     def __init__(self, law: str, detail: str) -> None:
-        super().__init__(f"law {law} broken: {detail}")
+        super().__init__(f"LAW-{law} broken: {detail}")
         self.law = law
         self.detail = detail
 

@@ -1,7 +1,7 @@
 """The chain of block keys: one interned node per distinct (prefix, block) that anybody needs.
 
 A key is a *node*, not a number. The hash only finds candidates; a node is the right one if its
-parent node and its tokens are the same, so a collision can never return foreign KV (K11).
+parent node and its tokens are the same, so a collision can never return foreign KV (LAW-K11).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ExtraKeys = tuple[tuple[str, str], ...]
 class ChainNode:
     """One block of tokens behind one exact prefix.
 
-    `blocks` are the pool's blocks registered under this key, in order of registration (K3).
+    `blocks` are the pool's blocks registered under this key, in order of registration (LAW-K3).
     `ref_count` counts registered blocks, child nodes and sequences that rest on the node; it
     lives in the index for as long as that is not zero.
     """
@@ -66,7 +66,7 @@ class PrefixIndex:
         return root
 
     def intern(self, parent: ChainNode, content: Content) -> ChainNode:
-        """The node of `content` behind `parent`, made if it does not exist (K2).
+        """The node of `content` behind `parent`, made if it does not exist (LAW-K2).
 
         The caller takes a reference to a new node before anything else happens.
         """

@@ -22,7 +22,7 @@ def length_limit(config: KernelConfig, request: Request) -> int:
 
 
 def check_request(config: KernelConfig, request: Request, live: Container[RequestId]) -> None:
-    """Refuses a request that can never run (C1).
+    """Refuses a request that can never run (LAW-C1).
 
     Raises:
         RequestRejected: with the limit and the number that breaks it.
@@ -63,7 +63,7 @@ def check_request(config: KernelConfig, request: Request, live: Container[Reques
 
 
 class Ending:
-    """Decides which requests a step's tokens end, and why (L6)."""
+    """Decides which requests a step's tokens end, and why (LAW-L6)."""
 
     def __init__(self, state: KernelState) -> None:
         self._state = state

@@ -1,6 +1,6 @@
-"""The scheduling policies; each owns its rules: order, admission, chunks, registration time, free order.
+"""The scheduling policies; each owns order, admission, chunks, registration time, free order.
 
-Rule numbers (A2, B2, ...) are those of docs/policies.md.
+Rule numbers (P-A2, P-B2, ...) are those of docs/policies.md.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ class MixedPolicy:
     serve_newest = False
 
     def fill(self, state: KernelState, step: Step) -> None:
-        """A2: serve running, then admit unless somebody was preempted."""
+        """P-A2: serve running, then admit unless somebody was preempted."""
         self.serve(state, step, *self._allot(state, step.token_budget))
-        if not step.preempted:  # S6
+        if not step.preempted:  # LAW-S6
             while self._admit_next(state, step):
                 pass
 
     def serve(
         self, state: KernelState, step: Step, num_rows: int, chunks: list[tuple[Sequence, int]]
     ) -> None:
-        """A3 and A6: blocks that fill up in this step get their keys before anybody is admitted."""
+        """P-A3, P-A6: blocks that fill up in this step get their keys before admissions."""
         step.serve(state, num_rows, chunks)
         step.cache_full_blocks(state)
 
     def _allot(self, state: KernelState, budget: int) -> tuple[int, list[tuple[Sequence, int]]]:
-        """Shares the budget out in running order (A3): decodes that are served, and chunks."""
+        """Shares the budget out in running order (P-A3): decodes that are served, and chunks."""
         members = state.decodes.members
         if not state.partial_prefills:
             return min(len(members), budget), []
@@ -98,14 +98,14 @@ class MixedPolicy:
         return min(count, threshold or count, budget)
 
     def _admit_next(self, state: KernelState, step: Step) -> bool:
-        """A4: admits the head of waiting if seats, budget and blocks allow it."""
+        """P-A4: admits the head of waiting if seats, budget and blocks allow it."""
         waiting, manager = state.waiting, state.manager
         if not waiting or not step.token_budget or len(state.running) >= state.config.max_num_seqs:
-            return False  # S2
+            return False  # LAW-S2
         sequence = waiting[0]
         hits = manager.lookup(sequence)
         if self._needed(state, sequence, hits, step.token_budget) > manager.pool.num_free:
-            return False  # nobody behind it is tried (S9)
+            return False  # nobody behind it is tried (LAW-S9)
         waiting.popleft()
         state.run(sequence)
         start = len(hits.block_ids) * manager.block_size
@@ -127,7 +127,7 @@ class MixedPolicy:
             count = total - start
             total = start + min(count, config.long_prefill_token_threshold or count, budget)
         watermark = config.watermark_blocks if state.running else 0
-        return manager.blocks_for(total) - len(hits.block_ids) + hits.num_free + watermark  # T5
+        return manager.blocks_for(total) - len(hits.block_ids) + hits.num_free + watermark  # LAW-T5
 
     def admits_none(self, state: KernelState, num_rows: int) -> bool:
         """True if the head lacks a seat, budget, or blocks that no decode can bring."""
@@ -149,16 +149,16 @@ class PrefillFirstPolicy:
     serve_newest = True
 
     def fill(self, state: KernelState, step: Step) -> None:
-        """B2: a prefill step if any prompt can be computed, else a decode step."""
+        """P-B2: a prefill step if any prompt can be computed, else a decode step."""
         while self._prefill_next(state, step):
             pass
         if not step.chunks:
             config = state.config
             num_rows = min(len(state.decodes), config.max_num_seqs)
             if config.bound_decode_tokens:
-                num_rows = min(num_rows, config.max_num_batched_tokens)  # S1
+                num_rows = min(num_rows, config.max_num_batched_tokens)  # LAW-S1
             step.serve(state, num_rows, [])
-        step.uncached = step.filled(state)  # B4: keys come once the blocks are computed
+        step.uncached = step.filled(state)  # P-B4: keys come once the blocks are computed
 
     def serve(
         self, state: KernelState, step: Step, num_rows: int, chunks: list[tuple[Sequence, int]]
@@ -168,7 +168,7 @@ class PrefillFirstPolicy:
         step.uncached = step.filled(state)
 
     def _prefill_next(self, state: KernelState, step: Step) -> bool:
-        """Computes the head of waiting, or its first part if it is the step's first (S8)."""
+        """Computes the head of waiting, or its first part if it is the step's first (LAW-S8)."""
         waiting, manager = state.waiting, state.manager
         if not waiting or not step.token_budget or len(step.chunks) >= state.config.max_num_seqs:
             return False
@@ -197,11 +197,11 @@ class PrefillFirstPolicy:
 
     def _seats_full(self, state: KernelState) -> bool:
         config = state.config
-        return config.bound_holders and len(state.running) >= config.max_num_seqs  # S2
+        return config.bound_holders and len(state.running) >= config.max_num_seqs  # LAW-S2
 
     def _needed(self, state: KernelState, sequence: Sequence, hits: Hits) -> int:
         total_blocks = state.manager.blocks_for(sequence.num_tokens)
-        return total_blocks - len(hits.block_ids) + hits.num_free  # T5
+        return total_blocks - len(hits.block_ids) + hits.num_free  # LAW-T5
 
     def admits_none(self, state: KernelState, num_rows: int) -> bool:
         """True if the head lacks a seat, or blocks that no decode can bring."""

@@ -15,7 +15,7 @@ class Request:
 
     `stop_token_ids` holds every id that ends the output (EOS ids too, unless they are ignored);
     they count only from output `min_tokens + 1` on. `extra_keys` are typed pairs such as
-    `("salt", "x")` or `("adapter", "x")` that separate prefix caches (K2).
+    `("salt", "x")` or `("adapter", "x")` that separate prefix caches (LAW-K2).
     """
 
     request_id: RequestId

@@ -54,7 +54,7 @@ class Scheduler:
         """Puts a request at the back of waiting.
 
         Raises:
-            RequestRejected: it can never run (C1), or its id is in use; nothing has changed.
+            RequestRejected: it can never run (LAW-C1), or its id is in use; nothing has changed.
         """
         check_request(self.config, request, self._ids_in_use(request.request_id))
         sequence = Sequence(request, length_limit(self.config, request))
@@ -266,7 +266,7 @@ class Scheduler:
         """Leading tokens whose KV is valid, or will be once the open plans are computed."""
         sequence = self._sequence(request_id)
         if sequence.decoding:
-            return self.state.decodes.num_tokens(sequence) - 1  # S5
+            return self.state.decodes.num_tokens(sequence) - 1  # LAW-S5
         return sequence.num_computed_tokens
 
     def output_token_ids(self, request_id: RequestId) -> array[int]:
@@ -338,7 +338,7 @@ class Scheduler:
     def _finish(
         self, reasons: dict[RequestId, str], sampled: Seq[RequestId]
     ) -> tuple[Finished, ...]:
-        """Ends requests in batch order, each releasing its blocks before the next (A8)."""
+        """Ends requests in batch order, each releasing its blocks before the next (P-A8)."""
         if not reasons:
             return ()
         self._aborting = {}

@@ -35,15 +35,15 @@ class KernelState:
         self.running[sequence.request_id] = sequence
 
     def newest(self) -> Sequence:
-        """The running sequence to preempt: the newest that still has tokens to compute (S10)."""
+        """Whom to preempt: the newest running sequence that has tokens to compute (LAW-S10)."""
         for sequence in reversed(self.running.values()):
             request_id = sequence.request_id
             if request_id in self.decodes.members or request_id in self.partial_prefills:
                 return sequence
-        raise AssertionError("T4: only running sequences ask for blocks")
+        raise AssertionError("LAW-T4: only running sequences ask for blocks")
 
     def preempt(self, sequence: Sequence) -> None:
-        """Sends a running sequence back to the head of waiting, to be recomputed (S6)."""
+        """Sends a running sequence back to the head of waiting, to be recomputed (LAW-S6)."""
         self._stop_running(sequence)
         self.manager.release(sequence)
         sequence.num_preemptions += 1

@@ -30,7 +30,7 @@ class Step:
         When blocks run out the newest running sequence is preempted, at last the asker itself.
         """
         manager, decodes = state.manager, state.decodes
-        due = decodes.due(1 % decodes.block_size)  # B7
+        due = decodes.due(1 % decodes.block_size)  # LAW-B7
         unscheduled: list[Sequence] = []
         if num_rows < len(decodes):
             unscheduled = [*decodes.members.values()][num_rows:]
@@ -59,7 +59,7 @@ class Step:
         self.token_budget -= num_rows + sum(count for _, count in chunks)
 
     def _make_room(self, state: KernelState, asker: Sequence, missing: int) -> bool:
-        """Preempts until `missing` blocks are free (T4); False if that took the asker itself."""
+        """Preempts until `missing` blocks are free (LAW-T4); False if it took the asker itself."""
         while state.manager.pool.num_free < missing:
             victim = state.newest()
             state.preempt(victim)
@@ -106,7 +106,7 @@ class Step:
             sequence.num_computed_tokens += count
             if sequence.num_computed_tokens == sequence.num_tokens:
                 state.partial_prefills.pop(sequence.request_id, None)
-                decodes.join(sequence, sequence.num_tokens + 1)  # S12: one token is sampled
+                decodes.join(sequence, sequence.num_tokens + 1)  # LAW-S12: one token is sampled
         return decodes.take_at_limit()
 
     def plan(self, number: int, state: KernelState) -> StepPlan:

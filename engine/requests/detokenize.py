@@ -29,7 +29,7 @@ def decode_output(
     skip_special_tokens: bool = True,
     include_stop: bool = False,
 ) -> str:
-    """Text of a finished output; the text of a token that ended it is left out (C51)."""
+    """Text of a finished output; the text of a token that ended it is left out (BUG-C51)."""
     end = len(token_ids) - (1 if stopped_by_token and not include_stop else 0)
     return tokenizer.decode(list(token_ids[:end]), skip_special_tokens=skip_special_tokens)
 
@@ -65,7 +65,7 @@ class IncrementalDetokenizer:
         self._token_ids.append(token_id)
         known = len(self.text)
         self.text += self._new_text(final=False)
-        if not self._stop_strings or len(self._token_ids) <= self._min_tokens:  # C49
+        if not self._stop_strings or len(self._token_ids) <= self._min_tokens:  # BUG-C49
             return False
         return self._find_stop(known)
 

@@ -1,6 +1,6 @@
 """`lockstep sim replay`: a log's arrivals and tokens through a fresh kernel, decision by decision.
 
-Parity of engine and simulator (M6) is this command's exit code. Logs of both and imported
+Parity of engine and simulator (LAW-M6) is this command's exit code. Logs of both and imported
 recordings are accepted; what a log's header declares as omitted is not compared.
 """
 

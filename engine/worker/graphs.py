@@ -28,7 +28,7 @@ def graph_batch_sizes(largest: int) -> tuple[int, ...]:
     sizes = [*_SMALL_SIZES]
     sizes += range(_FINE_STEP, _FINE_LIMIT + 1, _FINE_STEP)
     sizes += range(_FINE_LIMIT + _COARSE_STEP, largest + 1, _COARSE_STEP)
-    return (*[size for size in sizes if size < largest], largest)  # C08
+    return (*[size for size in sizes if size < largest], largest)  # BUG-C08
 
 
 def bucket_for(num_rows: int, sizes: tuple[int, ...]) -> int:

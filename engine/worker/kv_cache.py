@@ -51,7 +51,7 @@ class MemoryProfile:
     graph_bytes: int
 
     def kv_budget_bytes(self, utilization: float) -> int:
-        """Bytes left for the pool; negative if even the rest does not fit (C64)."""
+        """Bytes left for the pool; negative if even the rest does not fit (BUG-C64)."""
         peak_bytes = max(self.prefill_peak_bytes, self.sampling_peak_bytes)
         used = self.other_bytes + self.weight_bytes + peak_bytes + self.graph_bytes
         return int(self.total_bytes * utilization) - used
@@ -82,7 +82,7 @@ def num_blocks_in(budget_bytes: int, shape: KvShape, why: str) -> int:
 
 
 def agreed_num_blocks(per_rank: list[int]) -> int:
-    """The pool size that every rank can hold (C07)."""
+    """The pool size that every rank can hold (BUG-C07)."""
     return min(per_rank)
 
 
@@ -106,7 +106,7 @@ def fit_model_len(requested: int | None, model_limit: int, num_blocks: int, bloc
 
 
 def table_width(max_model_len: int, block_size: int) -> int:
-    """Columns of a block table: the last position of a full-length sequence has one (C09)."""
+    """Columns of a block table: the last position of a full-length sequence has one (BUG-C09)."""
     return -(-max_model_len // block_size)
 
 

@@ -1,7 +1,7 @@
 """Runs the ranks of a tensor-parallel engine in worker processes.
 
 The engine's own process joins no process group and touches no GPU, so several engines can live in
-one process. Every engine has its own rendezvous file and pipes; no port or name is fixed (B29).
+one process. Every engine has its own rendezvous file and pipes; no port or name is fixed (BUG-B29).
 """
 
 from __future__ import annotations

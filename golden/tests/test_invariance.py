@@ -58,7 +58,7 @@ def test_every_condition_occurs_in_the_matrix() -> None:
 
 
 def test_a_request_alone_is_never_preempted() -> None:
-    """L2: the matrix leaves those cells out because they cannot happen."""
+    """LAW-L2: the matrix leaves those cells out because they cannot happen."""
     target = make_workload(151).target
     blocks = -(-len(target.tokens) // 16)
     scheduler = Scheduler(KernelConfig(num_blocks=blocks, max_model_len=blocks * 16))

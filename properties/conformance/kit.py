@@ -9,7 +9,7 @@ from typing import Any, cast
 from engine.core.config import KernelConfig
 from properties.conformance.protocol import REQUIRED, AdapterProblem
 from properties.conformance.target import AdapterTarget
-from properties.follower.view import LawBroken, Target
+from properties.follower.view import LawBroken, Target, law_name
 from properties.laws import KERNEL_LAWS
 from properties.search.failures import failure_of, shrink
 from properties.search.run import run_workload
@@ -134,7 +134,7 @@ def describe(report: Report) -> str:
     if report.problem is not None:
         lines.append(f"ADAPTER PROBLEM in {report.problem}")
     if report.broken is not None:
-        lines.append(f"BREAKS {report.broken.law}: {report.broken.detail}")
+        lines.append(f"BREAKS {law_name(report.broken.law)}: {report.broken.detail}")
     if report.workload is not None:
         lines.append(f"seed {report.seed}, {report.workload.config}")
         lines += [f"  {operation}" for operation in report.workload.operations]

@@ -80,7 +80,7 @@ class SchedulerAdapter(Protocol):
 # Calls that an adapter may also have, and the laws that need them.
 OPTIONAL = {
     "abort": "L8",
-    "free_blocks": "B2, K9, K10, B11",
+    "free_blocks": "LAW-B2, LAW-K9, LAW-K10, LAW-B11",
 }
 REQUIRED = (
     "start",

@@ -96,7 +96,7 @@ class AdapterTarget:
         told = self._call("num_free_blocks")
         if not isinstance(told, int) or isinstance(told, bool) or told < 0:
             problem = f"returned {told!r}, not a count"
-            raise AdapterProblem("num_free_blocks()", problem, "B1-B4, L5")
+            raise AdapterProblem("num_free_blocks()", problem, "LAW-B1 to LAW-B4, LAW-L5")
         return told
 
     def free_order(self) -> list[int] | None:

@@ -1,4 +1,4 @@
-"""Defects of the policies' decisions: laws S, T and L1-L3."""
+"""Defects of the policies' decisions: laws S and T, LAW-L1 to LAW-L3."""
 
 from __future__ import annotations
 
@@ -299,27 +299,27 @@ class HorizonTooFar(Planted):
 
 
 MUTANTS = (
-    Mutant("S1", BudgetNeverShrinks, "C76", "mixed"),
-    Mutant("S2", IgnoresSeats, "C12, B03"),
+    Mutant("S1", BudgetNeverShrinks, "BUG-C76", "mixed"),
+    Mutant("S2", IgnoresSeats, "BUG-C11, BUG-B03"),
     Mutant("S3", CountsBeforeHits, "nano-vLLM 812eb1c", "prefill_first"),
     Mutant("S4", VictimStaysRunning, "own"),
     Mutant("S5", CountsSampledAsComputed, "own"),
-    Mutant("S6", VictimGoesToTheBack, "C25"),
+    Mutant("S6", VictimGoesToTheBack, "BUG-C25"),
     Mutant("S6", AdmitsInPreemptingStep, "own", "mixed"),
-    Mutant("S7", VictimStaysInBatch, "C23, C86"),
-    Mutant("S8", ManyHalfDonePrompts, "C65", "mixed"),
+    Mutant("S7", VictimStaysInBatch, "BUG-C23, BUG-C86"),
+    Mutant("S8", ManyHalfDonePrompts, "BUG-C65", "mixed"),
     Mutant("T3", CutsAnyPrompt, "own", "prefill_first"),
     Mutant("S9", NewestArrivalFirst, "own"),
-    Mutant("S9", SkipsHeadOfLine, "C25", "mixed"),
+    Mutant("S9", SkipsHeadOfLine, "BUG-C25", "mixed"),
     Mutant("S10", PreemptsOldest, "own"),
-    Mutant("L2", PreemptsOldest, "C29"),
-    Mutant("S12", SamplesUnfinishedChunk, "C77"),
+    Mutant("L2", PreemptsOldest, "BUG-C29"),
+    Mutant("S12", SamplesUnfinishedChunk, "BUG-C77"),
     Mutant("T2", AdmitsOnePerStep, "own", "mixed"),
     Mutant("T2", AsksOneBlockTooMany, "own", "mixed"),
     Mutant("T3", WastesBudget, "own"),
     Mutant("T4", PreemptsOneMore, "vLLM #49674"),
     Mutant("T5", IgnoresWatermark, "own", "mixed"),
-    Mutant("L1", PausesWithFullQueue, "C85", "mixed"),
+    Mutant("L1", PausesWithFullQueue, "BUG-C85", "mixed"),
     Mutant("L3", DeadlocksSilently, "Dynamo #11016", "mixed"),
     Mutant("RUN", HorizonTooFar, "own"),
 )

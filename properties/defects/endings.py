@@ -1,4 +1,4 @@
-"""Defects of how requests begin and end: laws L4-L8, C1 and E4."""
+"""Defects of how requests begin and end: LAW-L4 to LAW-L8, LAW-C1 and LAW-E4."""
 
 from __future__ import annotations
 
@@ -142,14 +142,14 @@ class IgnoresStops(Planted):
 
 
 MUTANTS = (
-    Mutant("L4", DropsWhenFull, "C83", "mixed"),
+    Mutant("L4", DropsWhenFull, "BUG-C83", "mixed"),
     Mutant("L6", OneTokenTooMany, "own"),
     Mutant("L6", IgnoresStops, "own"),
     Mutant("L6", KeepsAborting, "own"),
     Mutant("L7", ReturnsOneTokenLess, "own"),
     Mutant("L8", AbortLeaksBlocks, "own"),
     Mutant("C1", RejectsJustFitting, "own"),
-    Mutant("C1", AcceptsImpossible, "C27, B01, B02"),
+    Mutant("C1", AcceptsImpossible, "BUG-C27, BUG-B01, BUG-B02"),
     Mutant("E4", PreemptionLosesToken, "nano-vLLM 812eb1c"),
     Mutant("B8", AllocatesUnscheduled, "nano-vLLM 44a51af", "prefill_first"),
     Mutant("T2", CapacityIgnoresHits, "nano-vLLM 2f21442", "prefill_first"),

@@ -1,4 +1,4 @@
-"""Legal perturbations of the kernel, seeded: decisions change, outputs must not (E3).
+"""Legal perturbations of the kernel, seeded: decisions change, outputs must not (LAW-E3).
 
 The kernel has no switch for them; each is a subclass of one of its parts. A workload draws which
 points are active, so that rare combinations are met too.
@@ -100,7 +100,7 @@ class Perturbed(Planted):
             pool.unregister(self.dice.rng.choice(keyed))
         step = super()._begin_step(tokens_open)
         running = list(self.state.running.values())
-        # Under prefill_first the victim would come back in the very same step (S6).
+        # Under prefill_first the victim would come back in the very same step (LAW-S6).
         if self.config.policy == "mixed" and len(running) > 1 and self.dice.roll("victim", 0.1):
             victim = self.dice.rng.choice(running[1:])
             self.state.preempt(victim)

@@ -1,4 +1,4 @@
-"""Defects of the prefix cache: laws K, V and T1."""
+"""Defects of the prefix cache: laws K, V and LAW-T1."""
 
 from __future__ import annotations
 
@@ -209,16 +209,16 @@ MUTANTS = (
     Mutant("K1", RegistersAtAllocation, "nano-vLLM 2f21442", "prefill_first"),
     Mutant("V1", RegistersAtAllocation, "nano-vLLM 2f21442", "prefill_first"),
     Mutant("E1", RegistersAtAllocation, "nano-vLLM 2f21442", "prefill_first"),
-    Mutant("K3", LosesTwin, "B09, C42, nano-vLLM bb823b3"),
-    Mutant("K4", TrustsHash, "C38"),
-    Mutant("K11", TrustsHash, "C38"),
+    Mutant("K3", LosesTwin, "BUG-B09, BUG-C42, nano-vLLM bb823b3"),
+    Mutant("K4", TrustsHash, "BUG-C38"),
+    Mutant("K11", TrustsHash, "BUG-C38"),
     Mutant("K5", TakesBeforePin, "vLLM #37164"),
-    Mutant("K6", KeepsStaleEntry, "C40, C43, nano-vLLM 2f21442"),
-    Mutant("K7", HitsLastBlock, "C22, nano-vLLM 2f21442"),
+    Mutant("K6", KeepsStaleEntry, "BUG-C40, BUG-C43, nano-vLLM 2f21442"),
+    Mutant("K7", HitsLastBlock, "BUG-C22, nano-vLLM 2f21442"),
     Mutant("K8", HitsWithoutFirstBlock, "own"),
     Mutant("K9", EvictsNewest, "own"),
-    Mutant("K10", CountsBeforeCapacity, "C19", "mixed"),
+    Mutant("K10", CountsBeforeCapacity, "BUG-C19", "mixed"),
     Mutant("T1", NeverHits, "own"),
     Mutant("T1", HitsPromptOnly, "own"),
-    Mutant("T1", SecondCopyUnregistered, "C42", "mixed"),
+    Mutant("T1", SecondCopyUnregistered, "BUG-C42", "mixed"),
 )

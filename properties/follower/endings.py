@@ -74,7 +74,7 @@ def finish_reason(picture: Picture, track: Track, token: int) -> str | None:
 
 
 def _check_first_tokens(picture: Picture) -> None:
-    """S9: nobody samples its first token before an earlier arrival did."""
+    """LAW-S9: nobody samples its first token before an earlier arrival did."""
     if picture.config.long_prefill_token_threshold:
         return
     before = True

@@ -152,7 +152,7 @@ class Follower(Picture):
             self.running.append(track)
 
     def _check_hits(self, track: Track, hits: Sequence[int]) -> None:
-        """K1, K4, K6: what a hit block must be; it is looked at before anything is taken."""
+        """LAW-K1, LAW-K4, LAW-K6: what a hit block must be, before anything is taken."""
         size, blocks = self.config.block_size, self.blocks
         for index, block in enumerate(hits):
             key = track.hashes[(index + 1) * size - 1]
@@ -253,7 +253,7 @@ class Follower(Picture):
         self._check_partials()
 
     def _check_partials(self) -> None:
-        """S8: who may be in mid-prompt."""
+        """LAW-S8: who may be in mid-prompt."""
         if not self.mixed:
             partial = [track for track in self.waiting if track.table]
             if len(partial) > 1 or (partial and self.waiting[0] is not partial[0]):

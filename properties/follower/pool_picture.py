@@ -104,7 +104,7 @@ class BlockPicture:
         self.free = loose + self.free + kept if loose else self.free + kept
 
     def check_eviction_order(self, order: Sequence[int], complain: Complain) -> None:
-        """B11: some copy of a free registered block's parent is held or outlives it."""
+        """LAW-B11: some copy of a free registered block's parent is held or outlives it."""
         place = {block: index for index, block in enumerate(order)}
         for block in order:
             parent = self.parents[block]

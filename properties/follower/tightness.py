@@ -1,4 +1,4 @@
-"""The tightness twins T1-T5: a scheduler must not only be safe but also waste nothing.
+"""The tightness twins LAW-T1 to LAW-T5: a scheduler must not only be safe but also waste nothing.
 
 Safety laws alone accept a scheduler that never hits, never admits two requests or preempts for
 fun. Each function here states what the policy could have done in this picture.
@@ -28,7 +28,7 @@ def longest_hit(picture: Picture, track: Track) -> list[int]:
 
 
 def admission(picture: Picture, track: Track, hits: Sequence[int], reserve: int) -> None:
-    """T1, T5: an admission hits all it can, and what it needs is free."""
+    """LAW-T1, LAW-T5: an admission hits all it can, and what it needs is free."""
     expected = longest_hit(picture, track)
     if list(hits) != expected:
         name = track.request.request_id
@@ -95,7 +95,7 @@ def _head_fits_mixed(picture: Picture, budget_left: int) -> bool:
 
 
 def leftover_victims(picture: Picture, victims: list[Track], total: int) -> None:
-    """T4: victims that no batch member needed were preempted for the last one of them."""
+    """LAW-T4: victims that no batch member needed were preempted for the last one of them."""
     if not victims:
         return
     asker = victims[-1]
@@ -121,7 +121,7 @@ def after_step(
     preempting: bool,
     total: int,
 ) -> None:
-    """T2, T3: budget, seats and blocks are used as far as the policy allows."""
+    """LAW-T2, LAW-T3: budget, seats and blocks are used as far as the policy allows."""
     running_before, could_prefill = before
     budget_left = picture.config.max_num_batched_tokens - total
     members = [entry[0] for entry in step.entries]

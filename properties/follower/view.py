@@ -10,11 +10,16 @@ from engine.core.plan import Admission, Entry, Finished, NewBlocks, StepOutcome
 from engine.core.request import Request, RequestId
 
 
+def law_name(law: str) -> str:
+    """A law's id as prose quotes it: `LAW-B2`; the alarms `CRASH`, `REF` and `RUN` are no laws."""
+    return f"LAW-{law}" if law[-1:].isdigit() else law
+
+
 class LawBroken(LockstepError):
     """A law does not hold for the scheduler under test."""
 
     def __init__(self, law: str, detail: str) -> None:
-        super().__init__(f"{law}: {detail}")
+        super().__init__(f"{law_name(law)}: {detail}")
         self.law = law
         self.detail = detail
 

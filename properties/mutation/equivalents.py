@@ -195,7 +195,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if last is not None and last.admission_index >= sequence.admission_index:",
     ): "no two sequences have one admission_index, so the two are never equal",
     (
-        "DecodeSet.detach",
+        "DecodeSet.leave_batch",
         "sequence.decoding = False",
         "sequence.decoding = None",
     ): "only the truth of the flag is read",

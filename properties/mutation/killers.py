@@ -107,7 +107,7 @@ def test_decodes_beyond_the_budget() -> None:
 
 def test_a_shortage_that_nobody_can_resolve_is_an_alarm_of_its_law() -> None:
     scheduler = Scheduler(KernelConfig(num_blocks=4, max_model_len=16))
-    with pytest.raises(AssertionError, match=r"^T4: only running sequences ask for blocks$"):
+    with pytest.raises(AssertionError, match=r"^LAW-T4: only running sequences ask for blocks$"):
         scheduler.state.newest()
 
 

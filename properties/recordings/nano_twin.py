@@ -2,7 +2,7 @@
 
 nano-vLLM's prefix map has one entry per key. A second copy of some content takes the entry over;
 when that copy is handed out for new content the entry is deleted, and the first copy cannot be
-found although it still holds the content. Lockstep finds every copy (K3), so from the first
+found although it still holds the content. Lockstep finds every copy (LAW-K3), so from the first
 lookup that such a twin shortens, the two may decide differently.
 
 The condition is computed from the recording alone: the map, the blocks' contents and the waiting

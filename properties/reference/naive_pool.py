@@ -22,13 +22,13 @@ class ReferencePool:
     def __init__(self, num_blocks: int, unregistered_first: bool, newest_copy: bool) -> None:
         self.blocks = [ReferenceBlock(block_id) for block_id in range(num_blocks)]
         self.free = list(self.blocks)
-        # Copies of one key in order of registration; nothing stale, nothing lost (K3).
+        # Copies of one key in order of registration; nothing stale, nothing lost (LAW-K3).
         self.copies: dict[PrefixKey, list[ReferenceBlock]] = {}
         self.unregistered_first = unregistered_first
         self.newest_copy = newest_copy
 
     def lookup(self, key: PrefixKey) -> ReferenceBlock | None:
-        """The copy that serves a key, or None; changes nothing (K10)."""
+        """The copy that serves a key, or None; changes nothing (LAW-K10)."""
         copies = self.copies.get(key)
         if not copies:
             return None
@@ -41,7 +41,7 @@ class ReferencePool:
         block.ref_count += 1
 
     def take_new(self, count: int) -> list[ReferenceBlock]:
-        """Hands out the front of the free queue; only now do these blocks lose their keys (K6)."""
+        """Hands out the front of the free queue; only now do its keys end (LAW-K6)."""
         taken, self.free = self.free[:count], self.free[count:]
         assert len(taken) == count, "the caller counts before it takes"
         for block in taken:
@@ -66,7 +66,7 @@ class ReferencePool:
         block.key = None
 
     def release(self, table: list[ReferenceBlock]) -> None:
-        """Gives back a table from its last block to its first (B11, K9)."""
+        """Gives back a table from its last block to its first (LAW-B11, LAW-K9)."""
         unregistered: list[ReferenceBlock] = []
         registered: list[ReferenceBlock] = []
         for block in reversed(table):

@@ -72,14 +72,14 @@ class ReferenceScheduler:
         raise KeyError(request_id)
 
     def add(self, request: Request) -> None:
-        """Queues a request, or rejects it before anything changes (C1)."""
+        """Queues a request, or rejects it before anything changes (LAW-C1)."""
         reason = rejection(self.config, request, self.waiting_ids() + self.running_ids())
         if reason:
             raise RequestRejected(request.request_id, reason, "by the reference")
         self.waiting.append(ReferenceSequence(request))
 
     def abort(self, request_id: RequestId) -> Finished | None:
-        """Ends a request now, or at the commit of the open step (L8)."""
+        """Ends a request now, or at the commit of the open step (LAW-L8)."""
         sequence = self.find(request_id)
         if self._open:
             sequence.aborted = True
@@ -287,7 +287,7 @@ class ReferenceScheduler:
     def _hits(self, sequence: ReferenceSequence) -> list[ReferenceBlock]:
         hits: list[ReferenceBlock] = []
         if self.config.enable_prefix_caching:
-            for index in range((len(sequence.tokens) - 1) // self.config.block_size):  # K7
+            for index in range((len(sequence.tokens) - 1) // self.config.block_size):  # LAW-K7
                 block = self.pool.lookup(self._key(sequence, index))
                 if block is None:
                     break

@@ -69,7 +69,7 @@ class StepDraft:
 
 
 def rejection(config: KernelConfig, request: Request, live: list[RequestId]) -> str | None:
-    """Why a request can never run (C1), or None."""
+    """Why a request can never run (LAW-C1), or None."""
     length = len(request.prompt)
     if length == 0:
         return "prompt_empty"

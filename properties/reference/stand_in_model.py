@@ -2,7 +2,7 @@
 
 A slot's content is a 64-bit hash of *all* tokens up to its position (and of the extra keys), so
 two slots are equal if and only if their whole prefixes are. The next token is computed from the
-slots that a sequence reads through its block table: wrong KV gives wrong tokens (V1, E1).
+slots that a sequence reads through its block table: wrong KV gives wrong tokens (LAW-V1, LAW-E1).
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def hash_chain(start: int, tokens: Iterable[int]) -> list[int]:
 def sample(content_sum: int, length: int, seed: int, vocabulary: int) -> int:
     """Next token of a sequence that reads `length` slots with this sum of contents.
 
-    The sum depends on every slot that is read. Seed and position key the draw, not the step (E4).
+    The sum depends on every slot that is read. Seed and position key the draw, not the step
+    (LAW-E4).
     """
     mixed = ((content_sum + seed * 0x2545F491) ^ (length * 0x9E3779B1)) * _MIXER & _MASK
     return (mixed >> 33) % vocabulary
@@ -50,7 +51,7 @@ def sample(content_sum: int, length: int, seed: int, vocabulary: int) -> int:
 def sequential_outputs(
     request: Request, seed: int, vocabulary: int, max_model_len: int
 ) -> tuple[list[int], str]:
-    """Outputs and finish reason of a request that runs alone and without a cache (E1)."""
+    """Outputs and finish reason of a request that runs alone and without a cache (LAW-E1)."""
     contents = hash_chain(root_hash(request.extra_keys), request.prompt)
     total, length, last = sum(contents), len(contents), contents[-1]
     stops, least = request.stop_token_ids, request.min_tokens

@@ -76,7 +76,7 @@ class Driver:
             raise ValueError(f"unknown operation {name!r}")
 
     def add(self, spec: dict[str, Any]) -> None:
-        """Adds a request; a rejection is checked against C1."""
+        """Adds a request; a rejection is checked against LAW-C1."""
         request = request_of(spec)
         reason = self._expected_rejection(request)
         try:
@@ -173,7 +173,7 @@ class Driver:
         self._settled()
 
     def drain(self) -> None:
-        """Steps until nothing is live, within the bound of L3; faults end with the arrivals."""
+        """Steps until nothing is live, within the bound of LAW-L3; faults end with the arrivals."""
         calm = getattr(self.target, "calm", None)
         if calm is not None:
             calm()
@@ -191,7 +191,7 @@ class Driver:
         self.follower.on_drain(self.target)
 
     def liveness_bound(self) -> int:
-        """Steps within which all live requests must end once arrivals stop (L3).
+        """Steps within which all live requests must end once arrivals stop (LAW-L3).
 
         `mixed` serves the oldest request in every step, so each request costs at most its own
         steps. `prefill_first` lets prefills go first: every decode step of the oldest may wait

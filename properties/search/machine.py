@@ -95,11 +95,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def drain(self) -> None:
-        """Arrivals stop until everything has ended, within the bound of L3."""
+        """Arrivals stop until everything has ended, within the bound of LAW-L3."""
         self._apply(["drain"])
 
     def teardown(self) -> None:
-        """Ends every run with the liveness phase (L3, L5)."""
+        """Ends every run with the liveness phase (LAW-L3, LAW-L5)."""
         if not hasattr(self, "driver"):
             return
         self._apply(["drain"])

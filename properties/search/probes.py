@@ -29,7 +29,7 @@ def _small(**changes: Any) -> KernelConfig:  # noqa: ANN401
 
 
 def double_free(factory: SchedulerFactory = Scheduler) -> None:
-    """B9: freeing a sequence twice changes nothing, freeing a block twice raises."""
+    """LAW-B9: freeing a sequence twice changes nothing, freeing a block twice raises."""
     scheduler = factory(_small())
     scheduler.add(Request(0, Prompt([1, 2, 3, 4, 5]), 4))
     scheduler.commit(scheduler.schedule(), [7])
@@ -50,7 +50,7 @@ def double_free(factory: SchedulerFactory = Scheduler) -> None:
 
 
 def round_trip(factory: SchedulerFactory = Scheduler) -> None:
-    """B10: allocating for a request and letting go of it restores the sets and the counts."""
+    """LAW-B10: allocating for a request and letting go of it restores the sets and the counts."""
     for policy in ("mixed", "prefill_first"):
         for length in range(1, 20):
             scheduler = factory(_small(policy=policy))
@@ -96,7 +96,7 @@ def chain_hashes(index_class: type[PrefixIndex] = PrefixIndex) -> list[int]:
 
 
 def hash_chain(index_class: type[PrefixIndex] = PrefixIndex) -> None:
-    """K2: equal chains have equal hashes everywhere; other prefixes or typed keys have others."""
+    """LAW-K2: equal chains have equal hashes; other prefixes or typed keys have others."""
     index = index_class(64)
     plain, again = _chain(index, ()), _chain(index, ())
     if any(one is not other for one, other in zip(plain, again, strict=True)):
@@ -115,7 +115,7 @@ def hash_chain(index_class: type[PrefixIndex] = PrefixIndex) -> None:
 
 
 def hash_across_processes() -> None:
-    """K2, S11: another process with another string hashing gets the same hashes and decisions."""
+    """LAW-K2, LAW-S11: another process gets the same hashes and decisions."""
     program = (
         "from properties.search.probes import chain_hashes, decisions;"
         "print(chain_hashes(), [decisions(seed) for seed in range(20)])"
@@ -159,14 +159,14 @@ def decisions(seed: int, factory: Factory = kernel) -> list[Any]:
 
 
 def determinism(factory: Factory = kernel) -> None:
-    """S11: the same calls give the same decisions, whatever ran before in this process."""
+    """LAW-S11: the same calls give the same decisions, whatever ran before in this process."""
     for seed in range(30):
         if decisions(seed, factory) != decisions(seed, factory):
             raise LawBroken("S11", f"workload {seed} is decided in two ways")
 
 
 def impossible_configs(config_class: Callable[..., Any] = KernelConfig) -> None:
-    """C2: impossible values are refused at construction; more seats than budget are legal."""
+    """LAW-C2: impossible values are refused at construction; more seats than budget are legal."""
     good: dict[str, Any] = {"num_blocks": 4, "max_model_len": 16}
     config_class(**good, max_num_seqs=64, max_num_batched_tokens=2)
     for option in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
@@ -190,7 +190,7 @@ def _outputs(config: KernelConfig, specs: list[dict[str, Any]], factory: Factory
 
 
 def chunk_independence(factory: Factory = kernel) -> None:
-    """E2: chunked prefill gives the outputs of unchunked, at all lengths around k blocks."""
+    """LAW-E2: chunked prefill gives the outputs of unchunked, at all lengths around k blocks."""
     for policy in ("mixed", "prefill_first"):
         for length in (1, 3, 4, 5, 7, 8, 9, 11, 12, 13):
             spec = {"id": 0, "prompt": [i % 5 for i in range(length)], "max_tokens": 4}
@@ -216,7 +216,7 @@ def _settings(base: KernelConfig) -> Iterator[KernelConfig]:
 
 
 def output_independence(factory: Factory = kernel) -> None:
-    """E3: outputs do not depend on pool, seats, cache, policy, hash width or order of arrival."""
+    """LAW-E3: outputs do not depend on pool, seats, cache, policy, hash width or order."""
     specs = [
         {"id": i, "prompt": [0, 1, 2, 3] * (1 + i % 3) + [i % 5] * (1 + i), "max_tokens": 6}
         for i in range(4)

@@ -100,7 +100,7 @@ def translated(follower: Follower) -> Iterator[None]:
 
 def _law_of(crash: Exception) -> str:
     """The law that a failed assertion of the kernel cites, else `CRASH`."""
-    cited = re.match(r"([A-Z]\d+): ", str(crash)) if isinstance(crash, AssertionError) else None
+    cited = re.match(r"LAW-([A-Z]\d+): ", str(crash)) if isinstance(crash, AssertionError) else None
     return cited.group(1) if cited else "CRASH"
 
 

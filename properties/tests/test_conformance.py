@@ -152,4 +152,4 @@ def test_command_tells_the_difference_by_its_exit_code(capsys: pytest.CaptureFix
     assert conformance_main(["--target", f"{toy}:ToyAdapter", "--workloads", "20"]) == 0
     assert "all judged laws are kept" in capsys.readouterr().out
     assert conformance_main(["--target", f"{toy}:BuggyToyAdapter"]) == 1
-    assert "BREAKS B7" in capsys.readouterr().err
+    assert "BREAKS LAW-B7" in capsys.readouterr().err

@@ -172,7 +172,7 @@ def removal_without_limits(case: Case) -> str | None:
 
 
 def causality(case: Case) -> str | None:
-    """M8: a later arrival changes nothing that had ended, or was decided, by then."""
+    """LAW-M8: a later arrival changes nothing that had ended, or was decided, by then."""
     if len(case.jobs) < 2:
         return SKIP
     whole = simulate(case)
@@ -185,7 +185,7 @@ def causality(case: Case) -> str | None:
 
 
 def oracle_boundary(case: Case) -> str | None:
-    """M9: no decision depends on an output length before that output ends."""
+    """LAW-M9: no decision depends on an output length before that output ends."""
     shorter = case.jobs[0]
     if len(shorter.prompt) + shorter.outputs + 1 > 2 * case.config.num_blocks:
         return SKIP

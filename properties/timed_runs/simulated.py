@@ -21,7 +21,7 @@ def _require(holds: bool, law: str, detail: str) -> None:
 
 
 def clock(run: Timed) -> None:
-    """M1: steps follow one another in time and take time."""
+    """LAW-M1: steps follow one another in time and take time."""
     for step in run.steps:
         _require(step.duration >= 1 and step.start >= 0, "M1", f"step at {step.start}")
     for before, after in pairwise(run.steps):
@@ -29,14 +29,14 @@ def clock(run: Timed) -> None:
 
 
 def repeatable(case: Case) -> None:
-    """M2: two runs in one process are equal, byte for byte."""
+    """LAW-M2: two runs in one process are equal, byte for byte."""
     one, other = simulate(case), simulate(case)
     _require(repr(one.steps) == repr(other.steps), "M2", "two runs differ")
     _require(one.ledger.finish_ns == other.ledger.finish_ns, "M2", "two runs end differently")
 
 
 def little(run: Timed) -> None:
-    """M3: the sum of the times in the system is the integral of their number, exactly."""
+    """LAW-M3: the sum of the times in the system is the integral of their number, exactly."""
     total = sum(run.e2e.values())
     area = run.ledger.in_system.area_ns
     _require(total == area, "M3", f"sojourns sum to {total}, N(t) integrates to {area}")
@@ -55,7 +55,7 @@ def _token_times(run: Timed) -> dict[str, list[int]]:
 
 
 def gaps_add_up(run: Timed) -> None:
-    """M4: e2e = TTFT + the gaps between tokens; every token of the request is there once."""
+    """LAW-M4: e2e = TTFT + the gaps between tokens; every token of the request is there once."""
     for job in run.case.jobs:
         times = _token_times(run)[job.name]
         gaps = sum(after - before for before, after in pairwise(times))
@@ -65,7 +65,7 @@ def gaps_add_up(run: Timed) -> None:
 
 
 def busy(run: Timed) -> None:
-    """M5: no idle server while somebody is there, and no more busy time than makespan."""
+    """LAW-M5: no idle server while somebody is there, and no more busy time than makespan."""
     total = sum(step.duration for step in run.steps)
     _require(total <= run.makespan, "M5", f"busy {total}, makespan {run.makespan}")
     ends = {name: run.e2e[name] for name in run.e2e}
@@ -78,7 +78,7 @@ def busy(run: Timed) -> None:
 
 
 def kernel_parity(run: Timed) -> None:
-    """M6: the kernel, fed with the same arrivals by hand, decides the same step by step."""
+    """LAW-M6: the kernel, fed with the same arrivals by hand, decides the same step by step."""
     scheduler = Scheduler(run.case.config)
     arrivals = deque(run.case.jobs)
     for number, step in enumerate(run.steps):
@@ -99,7 +99,7 @@ def kernel_parity(run: Timed) -> None:
 
 
 def online_metrics(run: Timed) -> None:
-    """M7: the ledger's times equal those recomputed from the steps."""
+    """LAW-M7: the ledger's times equal those recomputed from the steps."""
     tokens = _token_times(run)
     for row, job in enumerate(run.case.jobs):
         first = next(s.start for s in run.steps if any(e.request_id == job.name for e in s.entries))
@@ -116,13 +116,13 @@ def online_metrics(run: Timed) -> None:
 
 
 def causal(case: Case) -> None:
-    """M8: the future changes nothing."""
+    """LAW-M8: the future changes nothing."""
     told = causality(case)
     _require(told in (None, SKIP), "M8", str(told))
 
 
 def blind(case: Case) -> None:
-    """M9: nobody knows how long an output will be."""
+    """LAW-M9: nobody knows how long an output will be."""
     told = oracle_boundary(case)
     _require(told in (None, SKIP), "M9", str(told))
 
@@ -143,7 +143,7 @@ def exported(recorder: Recorder, run: Timed) -> Case:
 
 
 def replay_parity(case: Case) -> None:
-    """M10: a run that is exported from its log and replayed gives the same result."""
+    """LAW-M10: a run that is exported from its log and replayed gives the same result."""
     recorder = Recorder()
     run = simulate(case, recorder=recorder)
     again = simulate(exported(recorder, run))

@@ -146,7 +146,7 @@ class Server:
         done = bisect_right(flight.ends_ns, now)
         if not done:
             return
-        assert done < len(flight.ends_ns), "M1: the end of a flight is an event of its own"
+        assert done < len(flight.ends_ns), "LAW-M1: the end of a flight is an event of its own"
         end_ns = flight.ends_ns[done - 1]
         rest = flight.durations_ns[done:]
         self._commit(flight, done)

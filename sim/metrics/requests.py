@@ -19,8 +19,8 @@ class Population:
         self.count = self.peak = self.area_ns = self._since_ns = 0
 
     def change(self, by: int, time_ns: int) -> None:
-        """Adds to the count; times never decrease (M1)."""
-        assert time_ns >= self._since_ns, "M1: the clock never goes back"
+        """Adds to the count; times never decrease (LAW-M1)."""
+        assert time_ns >= self._since_ns, "LAW-M1: the clock never goes back"
         self.area_ns += self.count * (time_ns - self._since_ns)
         self._since_ns = time_ns
         self.count += by
@@ -43,7 +43,7 @@ class Ledger:
         self.output_tokens = array("q", [0]) * num_rows
         self.rejections: dict[str, int] = {}
         self.first_rejection = ""
-        # M3: these integrals are kept apart from the columns, so that Little's law can check both.
+        # LAW-M3: these integrals are kept apart from the columns; Little's law can check both.
         self.in_system = Population()
         self.in_queue = Population()
         self._preempted_at: dict[int, int] = {}

@@ -93,7 +93,7 @@ class ServerStats:
         `queues` are the running and waiting requests, `used_blocks` those in use in the first
         step; `new_blocks` (with offsets above 0) are taken later in the stretch.
         """
-        assert start_ns >= self.last_end_ns, "M5: steps of one server never overlap"
+        assert start_ns >= self.last_end_ns, "LAW-M5: steps of one server never overlap"
         steps, end_ns = len(ends_ns), ends_ns[-1]
         busy_ns = end_ns - start_ns
         self.last_end_ns = end_ns

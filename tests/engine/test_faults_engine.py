@@ -46,7 +46,9 @@ WRONG_CALLS = {
 
 
 @pytest.mark.parametrize("case", WRONG_CALLS.values(), ids=WRONG_CALLS.keys())
-def test_a_wrong_call_is_refused_whole_and_the_next_one_works(folder, expected, case):  # B20, C10
+def test_a_wrong_call_is_refused_whole_and_the_next_one_works(
+    folder, expected, case
+):  # BUG-B20, BUG-C10
     prompts, params, error, message = case
     with start(folder) as llm:
         with pytest.raises(error, match=message):
@@ -57,7 +59,7 @@ def test_a_wrong_call_is_refused_whole_and_the_next_one_works(folder, expected, 
         assert tokens_of(outputs) == expected
 
 
-def test_a_request_larger_than_the_pool_is_refused(folder, expected):  # B01, B02, C27
+def test_a_request_larger_than_the_pool_is_refused(folder, expected):  # BUG-B01, BUG-B02, BUG-C27
     with start(folder, num_kvcache_blocks=8, max_model_len=32) as llm:
         assert tokens_of(llm.generate([[1, 2], [3, 4]], greedy(), use_tqdm=False)) == expected
         with pytest.raises(RequestRejected):
@@ -208,7 +210,7 @@ def test_too_small_a_budget_at_start_names_the_numbers(folder):
         start(folder, kv_cache_memory_bytes=20_000)
 
 
-def test_close_is_idempotent_and_final(folder, tmp_path):  # B31
+def test_close_is_idempotent_and_final(folder, tmp_path):  # BUG-B31
     log = tmp_path / "steps.jsonl"
     llm = start(folder, step_log=str(log))
     llm.generate([[1]], greedy(), use_tqdm=False)

@@ -96,7 +96,7 @@ def test_outputs_come_in_the_order_of_the_prompts(folder):
     assert all(isinstance(output, RequestOutput) and output.finished for output in outputs)
 
 
-def test_a_seeded_request_is_alone_in_its_random_numbers(folder):  # C56
+def test_a_seeded_request_is_alone_in_its_random_numbers(folder):  # BUG-C56
     seeded = SamplingParams(temperature=1.0, seed=11, max_tokens=10, ignore_eos=True)
     unseeded = SamplingParams(temperature=1.0, max_tokens=10, ignore_eos=True)
     other = SamplingParams(temperature=1.0, seed=12, max_tokens=10, ignore_eos=True)
@@ -119,7 +119,7 @@ def test_the_engine_seed_decides_unseeded_requests(folder):
     assert found[0] == found[1] != found[2]
 
 
-def test_max_model_len_ends_with_reason_length(folder):  # B21, C10
+def test_max_model_len_ends_with_reason_length(folder):  # BUG-B21, BUG-C10
     with start(folder, max_model_len=20) as llm:
         outputs = llm.generate([[1] * 19, [1] * 12], greedy(max_tokens=50), use_tqdm=False)
     assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 8]

@@ -61,7 +61,9 @@ def with_eos(folder, tmp_path, ids, generation_ids):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_every_eos_id_of_every_source_stops(folder, free_run, tmp_path, asynchronous):  # B22, C48
+def test_every_eos_id_of_every_source_stops(
+    folder, free_run, tmp_path, asynchronous
+):  # BUG-B22, BUG-C48
     model = with_eos(folder, tmp_path, [free_run[4]], [free_run[2], 258])
     params = SamplingParams(temperature=0, max_tokens=12)
     output = run(model, params, async_scheduling=asynchronous)
@@ -70,7 +72,7 @@ def test_every_eos_id_of_every_source_stops(folder, free_run, tmp_path, asynchro
     assert output.text == "".join(map(letter, free_run[:2]))  # the EOS has no text
 
 
-def test_ignore_eos_ignores_all_of_them(folder, free_run, tmp_path):  # C48
+def test_ignore_eos_ignores_all_of_them(folder, free_run, tmp_path):  # BUG-C48
     model = with_eos(folder, tmp_path, [free_run[4]], [free_run[2]])
     output = run(model, greedy(12))
     assert list(output.token_ids) == free_run
@@ -78,7 +80,7 @@ def test_ignore_eos_ignores_all_of_them(folder, free_run, tmp_path):  # C48
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_no_eos_is_drawn_before_min_tokens(folder, free_run, tmp_path, asynchronous):  # C48
+def test_no_eos_is_drawn_before_min_tokens(folder, free_run, tmp_path, asynchronous):  # BUG-C48
     model = with_eos(folder, tmp_path, [free_run[2]], [free_run[0]])
     params = SamplingParams(temperature=0, max_tokens=12, min_tokens=3)
     output = run(model, params, async_scheduling=asynchronous)
@@ -87,7 +89,7 @@ def test_no_eos_is_drawn_before_min_tokens(folder, free_run, tmp_path, asynchron
     assert len(output.token_ids) >= 4 or output.finish_reason == "length"
 
 
-def test_a_stop_token_ends_the_output_and_stays_in_the_ids_only(folder, free_run):  # C51
+def test_a_stop_token_ends_the_output_and_stays_in_the_ids_only(folder, free_run):  # BUG-C51
     params = greedy(12, stop_token_ids=[free_run[3]])
     output = run(folder, params)
     assert list(output.token_ids) == free_run[:4]
@@ -97,13 +99,13 @@ def test_a_stop_token_ends_the_output_and_stays_in_the_ids_only(folder, free_run
     assert kept.text == "".join(map(letter, free_run[:4]))
 
 
-def test_a_stop_at_the_last_allowed_token_is_a_stop(folder, free_run):  # A8
+def test_a_stop_at_the_last_allowed_token_is_a_stop(folder, free_run):  # P-A8
     output = run(folder, greedy(4, stop_token_ids=[free_run[3]]))
     assert output.finish_reason == "stop"
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_stop_string_across_tokens_is_removed(folder, free_run, asynchronous):  # C51
+def test_a_stop_string_across_tokens_is_removed(folder, free_run, asynchronous):  # BUG-C51
     stop = letter(free_run[2]) + letter(free_run[3])
     output = run(folder, greedy(12, stop=[stop]), async_scheduling=asynchronous)
     assert list(output.token_ids) == free_run[:4]
@@ -111,7 +113,7 @@ def test_a_stop_string_across_tokens_is_removed(folder, free_run, asynchronous):
     assert (output.finish_reason, output.stop_reason) == ("stop", stop)
 
 
-def test_a_stop_string_counts_only_after_min_tokens(folder, free_run):  # C49
+def test_a_stop_string_counts_only_after_min_tokens(folder, free_run):  # BUG-C49
     stop = letter(free_run[1])
     output = run(folder, greedy(12, stop=[stop], min_tokens=5))
     assert len(output.token_ids) > 5
@@ -172,8 +174,8 @@ def test_bytes_that_never_become_a_character_show_at_the_end():
 @pytest.mark.parametrize(
     ("pieces", "stops", "expected"),
     [
-        (["a", ",b", ",c"], ["b,c"], "a,"),  # C51: across pieces
-        (["Answer\n\n"], ["\n"], "Answer"),  # C51: the first match counts
+        (["a", ",b", ",c"], ["b,c"], "a,"),  # BUG-C51: across pieces
+        (["Answer\n\n"], ["\n"], "Answer"),  # BUG-C51: the first match counts
         (["xaby", "z"], ["y", "ab"], "x"),  # the earliest of several stops
         (["aa", "a"], ["aaa"], ""),
     ],

@@ -21,7 +21,7 @@ from engine.sampling_params import SamplingParams, request_seed
         ("enforce_eagerly", "enforce_eager"),
     ],
 )
-def test_an_unknown_option_is_an_error_that_names_the_nearest(tmp_path, name, nearest):  # B32
+def test_an_unknown_option_is_an_error_that_names_the_nearest(tmp_path, name, nearest):  # BUG-B32
     with pytest.raises(ConfigError, match=f"{name}=3: .*{nearest}"):
         EngineOptions.from_kwargs(str(tmp_path), **{name: 3})
 
@@ -93,7 +93,7 @@ def test_the_model_must_be_a_folder(tmp_path):
         ("ignore_eos", "yes"),
     ],
 )
-def test_impossible_sampling_parameters_are_refused(name, value):  # B19, C10
+def test_impossible_sampling_parameters_are_refused(name, value):  # BUG-B19, BUG-C10
     with pytest.raises(ConfigError) as caught:
         SamplingParams(**{name: value})
     assert caught.value.option == name

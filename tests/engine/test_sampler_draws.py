@@ -102,7 +102,7 @@ def test_neighbouring_seeds_and_positions_give_other_keys():
 
 
 def test_a_row_does_not_depend_on_its_batch():
-    """C56: alone, between seeded or unseeded neighbours, and in another row, the draw is equal."""
+    """BUG-C56: alone, between any neighbours, and in another row, the draw is equal."""
     torch.manual_seed(0)
     logits = torch.randn(5, 50)
     seeds, positions = torch.tensor([3, -9, 3, 2**62, 0]), torch.tensor([10, 2, 11, 10, 0])
@@ -242,7 +242,7 @@ def kept(probs, **filters):
 
 
 def test_top_k_comes_before_top_p():
-    """C52: with k=2 and p=.5, k first leaves one token where p first would leave two."""
+    """BUG-C52: with k=2 and p=.5, k first leaves one token where p first would leave two."""
     assert kept([0.1, 0.2, 0.3, 0.4], top_k=2, top_p=0.5) == {3}
     assert kept([0.1, 0.2, 0.3, 0.4], top_p=0.5) == {2, 3}
 
@@ -252,7 +252,7 @@ def test_top_k_comes_before_top_p():
     [(0.0, {3}), (1e-9, {3}), (0.4, {3}), (0.41, {2, 3}), (1.0, {0, 1, 2, 3})],
 )
 def test_top_p_keeps_at_least_the_most_likely_token(p, expected):
-    """C53: zero, tiny, exactly a boundary, and one."""
+    """BUG-C53: zero, tiny, exactly a boundary, and one."""
     assert kept([0.1, 0.2, 0.3, 0.4], top_p=p) == expected
     assert kept([0.1, 0.2, 0.3, 0.4], top_p=p, temperature=0.0) == expected
 

@@ -46,7 +46,7 @@ def test_failure_is_written_shrunk_and_replayed(tmp_path, capsys):
     record = read_failure(files[0])
     assert record["law"] in files[0].name
     assert main(["verify", "replay", str(files[0])]) == 1
-    assert f"breaks {record['law']}" in capsys.readouterr().err
+    assert f"breaks LAW-{record['law']}" in capsys.readouterr().err
 
 
 def test_replay_of_a_mended_kernel_says_so(tmp_path, capsys):
@@ -130,4 +130,4 @@ def test_shrinking_keeps_the_law_and_removes_operations():
 
 def test_documents_are_printed(capsys):
     assert main(["verify", "laws"]) == 0
-    assert "**B1**" in capsys.readouterr().out
+    assert "**LAW-B1**" in capsys.readouterr().out

@@ -62,7 +62,7 @@ def test_commands_survive_the_wire():
         assert decode_command(encode_command(command)) == command
 
 
-def test_a_message_has_no_size_limit():  # A7: nano-vLLM's 1 MiB segment
+def test_a_message_has_no_size_limit():  # nano-vLLM's 1 MiB segment
     command = random_command(random.Random(1), prompt_len=400_000)
     message = encode_command(command)
     assert len(message) > 3 * 2**20
@@ -149,7 +149,7 @@ class Mirror:
         assert contexts.tolist() == [base + plan.clock + 1 for base in decodes.base_positions]
 
 
-def test_the_device_reads_and_writes_what_the_kernel_means():  # C06, C15, C77, C80
+def test_the_device_reads_and_writes_what_the_kernel_means():  # BUG-C06, BUG-C15, BUG-C77, BUG-C80
     for seed in range(60):
         rng = random.Random(seed)
         block_size = rng.choice([1, 2, 3, 4])
@@ -191,7 +191,7 @@ def test_steady_decode_sends_nothing_but_new_blocks():
     assert max(sizes) < 128
 
 
-def test_padded_rows_write_nothing_and_see_nothing():  # B43
+def test_padded_rows_write_nothing_and_see_nothing():  # BUG-B43
     mirror = Mirror(num_blocks=64, max_model_len=64, block_size=4, max_num_seqs=4)
     mirror.add(0, [1, 2, 3], 30)
     mirror.add(1, [4, 5], 30)

@@ -1,4 +1,4 @@
-"""What went wrong in real systems, as small scenarios on the kernel (ids of the bug log)."""
+"""What went wrong in real systems, as small scenarios on the kernel (ids of docs/bugs.md)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def batch(plan: StepPlan) -> list[tuple[object, int, int]]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_b01_c27_request_larger_than_the_pool_is_rejected_and_others_are_served(policy):
+def test_bug_b01_c27_request_larger_than_the_pool_is_rejected_and_others_are_served(policy):
     scheduler = make(policy)
     with pytest.raises(RequestRejected) as refused:
         add(scheduler, 0, range(40), 1)
@@ -60,7 +60,9 @@ def test_b01_c27_request_larger_than_the_pool_is_rejected_and_others_are_served(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_b02_request_that_would_outgrow_the_pool_is_rejected_and_a_fitting_one_completes(policy):
+def test_bug_b02_request_that_would_outgrow_the_pool_is_rejected_a_fitting_one_completes(
+    policy,
+):
     scheduler = make(policy, num_blocks=2)
     with pytest.raises(RequestRejected):
         add(scheduler, 0, range(8), 2)
@@ -69,7 +71,7 @@ def test_b02_request_that_would_outgrow_the_pool_is_rejected_and_a_fitting_one_c
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_b03_c11_no_more_requests_hold_blocks_than_there_are_seats(policy):
+def test_bug_b03_c11_no_more_requests_hold_blocks_than_there_are_seats(policy):
     scheduler = make(policy, max_num_seqs=2, max_num_batched_tokens=4, num_blocks=40)
     for name in range(6):
         add(scheduler, name, [name, name], 5)
@@ -80,14 +82,14 @@ def test_b03_c11_no_more_requests_hold_blocks_than_there_are_seats(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_b04_decode_steps_keep_within_the_token_budget(policy):
+def test_bug_b04_decode_steps_keep_within_the_token_budget(policy):
     scheduler = make(policy, max_num_seqs=50, max_num_batched_tokens=4, num_blocks=40)
     for name in range(8):
         add(scheduler, name, [name, name], 5)
     assert all(plan.num_tokens <= 4 for plan in drain(scheduler))
 
 
-def test_b05_b06_mixed_decodes_in_every_step_while_prompts_arrive():
+def test_bug_b05_b06_mixed_decodes_in_every_step_while_prompts_arrive():
     scheduler = make(max_num_batched_tokens=4, num_blocks=400)
     add(scheduler, 0, [1], 60)
     step(scheduler)
@@ -96,7 +98,7 @@ def test_b05_b06_mixed_decodes_in_every_step_while_prompts_arrive():
         assert batch(step(scheduler))[0][0] == 0
 
 
-def test_b05_prefill_first_lets_arrivals_go_first():
+def test_bug_b05_prefill_first_lets_arrivals_go_first():
     scheduler = make("prefill_first", max_num_batched_tokens=4, num_blocks=400)
     add(scheduler, 0, [1], 60)
     step(scheduler)
@@ -106,7 +108,7 @@ def test_b05_prefill_first_lets_arrivals_go_first():
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_b08_preemptions_of_the_ping_pong_case_are_bounded(policy):
+def test_bug_b08_preemptions_of_the_ping_pong_case_are_bounded(policy):
     scheduler = make(policy, num_blocks=10, max_num_seqs=50)
     for name, (prompt, outputs) in enumerate([(1, 7), (10, 5), (3, 13), (2, 24), (2, 16), (3, 21)]):
         add(scheduler, name, range(100 * name, 100 * name + prompt), outputs)
@@ -116,7 +118,7 @@ def test_b08_preemptions_of_the_ping_pong_case_are_bounded(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_b09_losing_one_copy_keeps_the_other_findable(policy):
+def test_bug_b09_losing_one_copy_keeps_the_other_findable(policy):
     scheduler = make(policy, num_blocks=4)
     add(scheduler, 0, [1, 2, 3, 4, 5], 4)
     add(scheduler, 1, [1, 2, 3, 4, 6], 1)
@@ -128,7 +130,7 @@ def test_b09_losing_one_copy_keeps_the_other_findable(policy):
 
 
 @pytest.mark.parametrize(("policy", "computed"), [("mixed", 108), ("prefill_first", 808)])
-def test_b10_shared_prefix_in_one_step(policy, computed):
+def test_bug_b10_shared_prefix_in_one_step(policy, computed):
     scheduler = make(
         policy, num_blocks=300, max_model_len=200, max_num_batched_tokens=2000, max_num_seqs=50
     )
@@ -138,7 +140,7 @@ def test_b10_shared_prefix_in_one_step(policy, computed):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_b11_c01_fully_cached_prompt_computes_its_last_block_and_emits_one_token(policy):
+def test_bug_b11_c01_fully_cached_prompt_computes_its_last_block_and_emits_one_token(policy):
     scheduler = make(policy)
     add(scheduler, 0, range(8), 1)
     drain(scheduler)
@@ -149,7 +151,7 @@ def test_b11_c01_fully_cached_prompt_computes_its_last_block_and_emits_one_token
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_b12_head_of_line_blocks_and_nobody_overtakes(policy):
+def test_bug_b12_head_of_line_blocks_and_nobody_overtakes(policy):
     scheduler = make(policy, num_blocks=4)
     add(scheduler, 0, range(4), 10)
     step(scheduler)
@@ -162,7 +164,7 @@ def test_b12_head_of_line_blocks_and_nobody_overtakes(policy):
 @pytest.mark.parametrize(
     ("policy", "tokens"), [("mixed", [100, 100, 20]), ("prefill_first", [60, 50, 60, 50])]
 )
-def test_b13_budget_fragmentation(policy, tokens):
+def test_bug_b13_budget_fragmentation(policy, tokens):
     scheduler = make(policy, num_blocks=100, max_model_len=200, max_num_batched_tokens=100)
     for name, length in enumerate((60, 50, 60, 50)):
         add(scheduler, name, range(1000 * name, 1000 * name + length), 1)
@@ -170,7 +172,7 @@ def test_b13_budget_fragmentation(policy, tokens):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_b17_c38_colliding_hashes_never_share_blocks(policy):
+def test_bug_b17_c38_colliding_hashes_never_share_blocks(policy):
     scheduler = make(policy, num_blocks=16, hash_bits=1)
     add(scheduler, 0, [1, 2, 3, 4, 5, 5, 5, 5, 9], 1)
     drain(scheduler)
@@ -180,7 +182,7 @@ def test_b17_c38_colliding_hashes_never_share_blocks(policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("block_size", [1, 2, 3, 8, 16, 256])
-def test_b18_c45_any_block_size_works(policy, block_size):
+def test_bug_b18_c45_any_block_size_works(policy, block_size):
     scheduler = make(policy, block_size=block_size, num_blocks=2048 // block_size)
     for name in range(3):
         add(scheduler, name, range(5 + name), 7)
@@ -188,14 +190,14 @@ def test_b18_c45_any_block_size_works(policy, block_size):
 
 
 @pytest.mark.parametrize("outputs", [0, -1])
-def test_b19_c10_a_request_without_outputs_is_rejected(outputs):
+def test_bug_b19_c10_a_request_without_outputs_is_rejected(outputs):
     scheduler = make()
     with pytest.raises(RequestRejected, match="max_tokens"):
         add(scheduler, 0, range(3), outputs)
     assert not scheduler.has_work
 
 
-def test_b20_c10_an_empty_prompt_is_rejected_before_any_change():
+def test_bug_b20_c10_an_empty_prompt_is_rejected_before_any_change():
     scheduler = make()
     add(scheduler, 0, [1, 2], 1)
     with pytest.raises(RequestRejected, match="prompt_empty"):
@@ -204,7 +206,7 @@ def test_b20_c10_an_empty_prompt_is_rejected_before_any_change():
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_b21_c09_c32_output_stops_at_max_model_len(policy):
+def test_bug_b21_c09_c32_output_stops_at_max_model_len(policy):
     scheduler = make(policy, max_model_len=16)
     add(scheduler, 0, range(15), 50)
     plan = scheduler.schedule()
@@ -215,7 +217,7 @@ def test_b21_c09_c32_output_stops_at_max_model_len(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_b22_c48_every_one_of_several_eos_ids_stops_after_min_tokens(policy):
+def test_bug_b22_c48_every_one_of_several_eos_ids_stops_after_min_tokens(policy):
     for eos in (7, 8):
         scheduler = make(policy)
         add(scheduler, 0, [1, 2], 9, stop_token_ids=frozenset({7, 8}), min_tokens=3)
@@ -231,7 +233,7 @@ def test_b22_c48_every_one_of_several_eos_ids_stops_after_min_tokens(policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("when", ["waiting", "mid-prompt", "decoding", "open"])
-def test_b41_abort_in_every_state_frees_blocks_once(policy, when):
+def test_bug_b41_abort_in_every_state_frees_blocks_once(policy, when):
     scheduler = make(policy, max_num_batched_tokens=4)
     add(scheduler, 0, range(10), 5)
     for _ in range({"waiting": 0, "mid-prompt": 1, "decoding": 4, "open": 1}[when]):
@@ -248,7 +250,7 @@ def test_b41_abort_in_every_state_frees_blocks_once(policy, when):
     audit(scheduler)
 
 
-def test_b42_prefill_first_takes_all_blocks_at_the_first_chunk_and_mixed_does_not():
+def test_bug_b42_prefill_first_takes_all_blocks_at_the_first_chunk_and_mixed_does_not():
     free = {}
     for policy in POLICIES:
         scheduler = make(policy, num_blocks=3, max_num_batched_tokens=6)
@@ -258,7 +260,7 @@ def test_b42_prefill_first_takes_all_blocks_at_the_first_chunk_and_mixed_does_no
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_b44_equal_tokens_behind_another_prefix_are_no_hit(policy):
+def test_bug_b44_equal_tokens_behind_another_prefix_are_no_hit(policy):
     scheduler = make(policy, block_size=2, num_blocks=4)
     hits = []
     for name, prompt in enumerate(([1, 2, 3, 4, 9], [5, 6, 7, 8, 3, 4], [1, 2, 3, 4, 9])):
@@ -269,7 +271,7 @@ def test_b44_equal_tokens_behind_another_prefix_are_no_hit(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_b45_c03_a_resumed_request_emits_exactly_one_token(policy):
+def test_bug_b45_c03_a_resumed_request_emits_exactly_one_token(policy):
     scheduler = make(policy, num_blocks=3)
     add(scheduler, 0, range(7), 3)
     add(scheduler, 1, range(50, 54), 6)
@@ -279,7 +281,7 @@ def test_b45_c03_a_resumed_request_emits_exactly_one_token(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_b46_the_prefix_index_does_not_outgrow_the_pool(policy):
+def test_bug_b46_the_prefix_index_does_not_outgrow_the_pool(policy):
     scheduler = make(policy, num_blocks=16)
     for name in range(100):
         add(scheduler, name, range(20 * name, 20 * name + 9), 1)
@@ -288,7 +290,7 @@ def test_b46_the_prefix_index_does_not_outgrow_the_pool(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_c02_a_second_prompt_computes_what_the_hit_leaves(policy):
+def test_bug_c02_a_second_prompt_computes_what_the_hit_leaves(policy):
     scheduler = make(policy)
     add(scheduler, 0, range(9), 1)
     drain(scheduler)
@@ -297,14 +299,14 @@ def test_c02_a_second_prompt_computes_what_the_hit_leaves(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_c10_prompt_plus_outputs_of_exactly_max_model_len_passes(policy):
+def test_bug_c10_prompt_plus_outputs_of_exactly_max_model_len_passes(policy):
     scheduler = make(policy, max_model_len=16)
     add(scheduler, 0, range(10), 6)
     drain(scheduler)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_c14_c15_decode_at_length_8_writes_position_7_in_its_own_block(policy):
+def test_bug_c14_c15_decode_at_length_8_writes_position_7_in_its_own_block(policy):
     scheduler = make(policy)
     add(scheduler, 0, range(7), 4)
     step(scheduler)
@@ -317,7 +319,7 @@ def test_c14_c15_decode_at_length_8_writes_position_7_in_its_own_block(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_c19_failed_admissions_leave_everything_as_it_was(policy):
+def test_bug_c19_failed_admissions_leave_everything_as_it_was(policy):
     scheduler = make(policy, num_blocks=7, max_model_len=64)
     add(scheduler, 0, range(8), 1)
     drain(scheduler)
@@ -334,7 +336,7 @@ def test_c19_failed_admissions_leave_everything_as_it_was(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_c20_hits_that_are_free_count_as_needed(policy):
+def test_bug_c20_hits_that_are_free_count_as_needed(policy):
     scheduler = make(policy, num_blocks=7)
     add(scheduler, 0, range(9), 1)
     drain(scheduler)
@@ -346,7 +348,7 @@ def test_c20_hits_that_are_free_count_as_needed(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_c22_longer_prompt_hits_all_whole_blocks_of_a_repeated_one(policy):
+def test_bug_c22_longer_prompt_hits_all_whole_blocks_of_a_repeated_one(policy):
     scheduler = make(policy, num_blocks=16)
     for name in range(3):
         add(scheduler, name, range(8), 1)
@@ -356,7 +358,7 @@ def test_c22_longer_prompt_hits_all_whole_blocks_of_a_repeated_one(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_c25_a_preempted_request_resumes_before_one_that_never_started(policy):
+def test_bug_c25_a_preempted_request_resumes_before_one_that_never_started(policy):
     scheduler = make(policy, num_blocks=4, max_num_seqs=2)
     add(scheduler, 0, range(7), 8)
     add(scheduler, 1, range(50, 57), 8)
@@ -369,7 +371,7 @@ def test_c25_a_preempted_request_resumes_before_one_that_never_started(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_c29_c86_no_more_victims_than_the_shortage_needs(policy):
+def test_bug_c29_c86_no_more_victims_than_the_shortage_needs(policy):
     scheduler = make(policy, num_blocks=6, max_num_seqs=8)
     for name in range(3):
         add(scheduler, name, range(50 * name, 50 * name + 7), 6)
@@ -378,7 +380,7 @@ def test_c29_c86_no_more_victims_than_the_shortage_needs(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_c39_salt_and_adapter_of_one_name_do_not_share(policy):
+def test_bug_c39_salt_and_adapter_of_one_name_do_not_share(policy):
     scheduler = make(policy, num_blocks=32)
     for name, keys in enumerate(((("salt", "X"),), (("adapter", "X"),), (), (("salt", "X"),))):
         add(scheduler, name, range(9), 1, extra_keys=keys)
@@ -387,7 +389,7 @@ def test_c39_salt_and_adapter_of_one_name_do_not_share(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_c40_c43_an_evicted_block_is_no_hit(policy):
+def test_bug_c40_c43_an_evicted_block_is_no_hit(policy):
     scheduler = make(policy, num_blocks=3)
     add(scheduler, 0, range(8), 1)
     drain(scheduler)
@@ -397,7 +399,7 @@ def test_c40_c43_an_evicted_block_is_no_hit(policy):
     assert step(scheduler).admitted[0].hit_tokens == 0
 
 
-def test_c42_both_copies_of_one_step_are_kept():
+def test_bug_c42_both_copies_of_one_step_are_kept():
     scheduler = make("prefill_first", num_blocks=4)
     add(scheduler, 0, range(4), 1)
     add(scheduler, 1, range(4), 3)
@@ -407,7 +409,7 @@ def test_c42_both_copies_of_one_step_are_kept():
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_c47_repeated_prompts_hit(policy):
+def test_bug_c47_repeated_prompts_hit(policy):
     scheduler = make(policy, num_blocks=16)
     hits = []
     for name in range(3):
@@ -416,7 +418,7 @@ def test_c47_repeated_prompts_hit(policy):
     assert hits == [0, 16, 16]
 
 
-def test_c65_a_second_prompt_starts_where_the_first_one_ends():
+def test_bug_c65_a_second_prompt_starts_where_the_first_one_ends():
     scheduler = make(max_num_batched_tokens=8, num_blocks=16)
     add(scheduler, 0, range(10), 1)
     add(scheduler, 1, range(50, 60), 1)
@@ -425,7 +427,7 @@ def test_c65_a_second_prompt_starts_where_the_first_one_ends():
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_c67_c71_pool_is_whole_again_with_steps_in_flight(policy):
+def test_bug_c67_c71_pool_is_whole_again_with_steps_in_flight(policy):
     scheduler = make(policy, async_scheduling=True)
     add(scheduler, 0, range(5), 3)
     open_plans: list[StepPlan] = []
@@ -437,7 +439,7 @@ def test_c67_c71_pool_is_whole_again_with_steps_in_flight(policy):
     assert sorted(scheduler.free_order()) == list(range(8))
 
 
-def test_c76_admissions_use_up_the_budget():
+def test_bug_c76_admissions_use_up_the_budget():
     scheduler = make(max_num_batched_tokens=10, num_blocks=16)
     for name in range(3):
         add(scheduler, name, range(50 * name, 50 * name + 6), 1)
@@ -445,7 +447,7 @@ def test_c76_admissions_use_up_the_budget():
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_c77_unfinished_chunks_sample_nothing(policy):
+def test_bug_c77_unfinished_chunks_sample_nothing(policy):
     scheduler = make(policy, max_num_batched_tokens=4)
     add(scheduler, 0, range(12), 1)
     plans = drain(scheduler)
@@ -458,7 +460,7 @@ def test_c77_unfinished_chunks_sample_nothing(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_c81_chunking_does_not_change_keys(policy):
+def test_bug_c81_chunking_does_not_change_keys(policy):
     hits = []
     for budget in (100, 20):
         scheduler = make(
@@ -472,7 +474,7 @@ def test_c81_chunking_does_not_change_keys(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_c85_twenty_requests_in_a_pool_just_above_one_all_finish(policy):
+def test_bug_c85_twenty_requests_in_a_pool_just_above_one_all_finish(policy):
     scheduler = make(policy, num_blocks=5, max_num_seqs=8)
     for name in range(20):
         add(scheduler, name, range(30 * name, 30 * name + 9), 9)
@@ -481,7 +483,7 @@ def test_c85_twenty_requests_in_a_pool_just_above_one_all_finish(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_c88_each_output_is_counted_once_after_recomputation(policy):
+def test_bug_c88_each_output_is_counted_once_after_recomputation(policy):
     scheduler = make(policy, block_size=16, num_blocks=4)
     add(scheduler, 0, range(16), 20)
     add(scheduler, 1, range(100, 132), 5)
@@ -490,7 +492,7 @@ def test_c88_each_output_is_counted_once_after_recomputation(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_c89_a_preempted_sharer_comes_back_with_the_shared_part(policy):
+def test_bug_c89_a_preempted_sharer_comes_back_with_the_shared_part(policy):
     scheduler = make(policy, num_blocks=8, max_num_seqs=4)
     shared = list(range(16))
     add(scheduler, 0, [*shared, 100], 12)
@@ -500,7 +502,7 @@ def test_c89_a_preempted_sharer_comes_back_with_the_shared_part(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_c30_a_token_in_flight_of_a_preempted_request_is_counted_once(policy):
+def test_bug_c30_a_token_in_flight_of_a_preempted_request_is_counted_once(policy):
     preempted_in_flight = 0
     for num_blocks in range(3, 9):
         for outputs in range(2, 6):
@@ -528,7 +530,7 @@ def test_c30_a_token_in_flight_of_a_preempted_request_is_counted_once(policy):
     assert preempted_in_flight > 0
 
 
-def test_c34_blocks_that_a_step_in_flight_writes_are_not_handed_out():
+def test_bug_c34_blocks_that_a_step_in_flight_writes_are_not_handed_out():
     scheduler = make(num_blocks=3, async_scheduling=True)
     add(scheduler, 0, range(5), 6, stop_token_ids=frozenset({7}))
     first, second = scheduler.schedule(), scheduler.schedule()

@@ -35,7 +35,7 @@ def test_digest_depends_on_tokens_and_on_the_parent_only():
     content = content_of(array("q", [9, 1, 4]))
     assert digest(content, 3) == digest(Prompt([9, 1, 4]).content(0, 3), 3)
     assert digest(content, 3) != digest(content, 4)
-    # A fixed value: the same chain has the same hash in any process and run (K2).
+    # A fixed value: the same chain has the same hash in any process and run (LAW-K2).
     assert digest(range(0, 4), 0) == 8293653440993966571
 
 

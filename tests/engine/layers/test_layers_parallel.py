@@ -31,7 +31,7 @@ def lone_group(rank, size):
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 def test_kv_heads_are_replicated_when_there_are_fewer_than_ranks(size):
-    """C58: with 4 KV heads and TP 8, rank r holds head r // 2, next to its query heads."""
+    """BUG-C58: with 4 KV heads and TP 8, rank r holds head r // 2, next to its query heads."""
     for rank in range(size):
         shard = kv_head_shard(4, rank, size)
         if size == 8:
@@ -43,7 +43,7 @@ def test_kv_heads_are_replicated_when_there_are_fewer_than_ranks(size):
 
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(8, 4, 2), (8, 4, 8), (9, 3, 3)])
 def test_qkv_shards_concatenate_to_the_full_matrices(heads, kv_heads, size):
-    """C59: every rank holds its own rows, not the first ones."""
+    """BUG-C59: every rank holds its own rows, not the first ones."""
     torch.manual_seed(0)
     rows = {"q_proj": heads * 4, "k_proj": kv_heads * 4, "v_proj": kv_heads * 4}
     full = {f"a.{n}.weight": torch.randn(r, 6) for n, r in rows.items()}
@@ -81,7 +81,7 @@ def test_merged_shards_concatenate_part_by_part():
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_row_parallel_adds_its_bias_once(size):
-    """C16: the bias is not sliced along the inputs and not counted per rank."""
+    """BUG-C16: the bias is not sliced along the inputs and not counted per rank."""
     torch.manual_seed(0)
     full = {"o.weight": torch.randn(6, 8), "o.bias": torch.randn(6) * 10}
     x = torch.randn(3, 8)

@@ -27,7 +27,7 @@ def test_rms_norm_equals_hf(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_norms_never_write_to_their_inputs(dtype):
-    """B35: in float32 a cast is no copy, so an in-place operation would destroy the input."""
+    """BUG-B35: in float32 a cast is no copy, so an in-place operation would destroy the input."""
     torch.manual_seed(1)
     x, residual = torch.randn(5, 32).to(dtype), torch.randn(5, 32).to(dtype)
     before = x.clone(), residual.clone()
@@ -51,7 +51,7 @@ def test_the_fp32_residual_is_the_exact_sum():
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 @pytest.mark.parametrize("kind", ROPES)
 def test_rope_angles_are_hfs_at_far_positions(kind, head_dim):
-    """C62: an ignored or wrong scaling shows only far from position 0."""
+    """BUG-C62: an ignored or wrong scaling shows only far from position 0."""
     raw = rope_raw(kind)
     table = cos_sin_table(resolve_rope(raw), head_dim, max(POSITIONS) + 1, torch.device("cpu"))
     config = transformers.LlamaConfig(
@@ -84,7 +84,7 @@ def test_application_equals_hf():
 
 
 def test_both_forms_of_the_config_mean_the_same():
-    """C13: newer configs carry a dict with the theta inside, older ones two keys."""
+    """BUG-C13: newer configs carry a dict with the theta inside, older ones two keys."""
     new = {
         "max_position_embeddings": 4096,
         "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5},
@@ -112,6 +112,6 @@ def test_both_forms_of_the_config_mean_the_same():
     ],
 )
 def test_what_is_not_implemented_is_refused(params, word):
-    """B36: never ignored."""
+    """BUG-B36: never ignored."""
     with pytest.raises(UnsupportedModel, match=word):
         resolve_rope({"max_position_embeddings": 4096, "rope_parameters": params})

@@ -41,7 +41,7 @@ def test_everything_is_loaded_and_reported(folder):
 
 
 def test_every_parameter_is_covered_by_slices(folder):
-    """B34: no part of a parameter is left as it was allocated."""
+    """BUG-B34: no part of a parameter is left as it was allocated."""
     config = load_model_config(folder)
     model = build_model(config, TpGroup(), TorchAttention(), torch.float32, "cpu")
     padding = sum(t.weight.numel() for t in {model.embedding, model.head.table}) - sum(
@@ -68,7 +68,7 @@ def test_a_missing_weight_is_named(folder, name):
     ],
 )
 def test_an_extra_weight_is_named(folder, name):
-    """B34: an already fused or otherwise unknown name is never matched by a part of it."""
+    """BUG-B34: an already fused or otherwise unknown name is never matched by a part of it."""
     rewrite(folder, lambda tensors: tensors.update({name: torch.zeros(2)}))
     with pytest.raises(WeightError, match=name) as caught:
         load(folder)
@@ -116,7 +116,7 @@ def test_a_truncated_file_is_named(folder, keep):
 
 
 def test_a_folder_without_weights_is_refused(folder):
-    """B34: an empty folder is not a model of uninitialised weights."""
+    """BUG-B34: an empty folder is not a model of uninitialised weights."""
     (folder / FILE).unlink()
     with pytest.raises(WeightError, match=r"no \*\.safetensors"):
         load(folder)
@@ -154,7 +154,7 @@ def test_the_same_name_in_two_files_is_refused(folder):
 
 
 def test_a_tied_head_works_with_and_without_a_stored_one(tmp_path):
-    """C61: both checkpoints give the same logits, and neither leaves a head of zeros."""
+    """BUG-C61: both checkpoints give the same logits, and neither leaves a head of zeros."""
     reference = hf_model("Qwen3", tie_word_embeddings=True)
     folder = saved(reference, tmp_path / "m")
     assert "lm_head.weight" not in load_file(folder / FILE)

@@ -27,7 +27,7 @@ def test_every_preset_resolves(name):
 
 
 def test_dtype_is_read_under_both_names():
-    """B38: older configs say torch_dtype, newer ones dtype, some neither."""
+    """BUG-B38: older configs say torch_dtype, newer ones dtype, some neither."""
     assert resolve(torch_dtype="bfloat16").dtype == "bfloat16"
     assert resolve(dtype="float16").dtype == "float16"
     assert resolve(dtype="torch.float16", torch_dtype="float32").dtype == "float16"
@@ -38,7 +38,7 @@ def test_dtype_is_read_under_both_names():
 
 
 def test_head_dim_is_never_left_open():
-    """B38: null and absent mean different things per family, as in HF."""
+    """BUG-B38: null and absent mean different things per family, as in HF."""
     assert resolve(head_dim=None).head_dim == 8
     assert resolve(head_dim="absent").head_dim == 128
     llama = {**PRESETS["tiny-llama"], "head_dim": None}
@@ -92,7 +92,7 @@ def test_unsupported_configs_are_refused_by_name(tmp_path, changes, word):
 
 
 def test_eos_ids_are_the_union_of_all_sources(tmp_path):
-    """C48: config, generation config and tokenizer may each name another id."""
+    """BUG-C48: config, generation config and tokenizer may each name another id."""
     (tmp_path / "config.json").write_text(json.dumps(raw(eos_token_id=5)))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 5]}))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))

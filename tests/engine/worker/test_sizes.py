@@ -21,7 +21,7 @@ from engine.worker.kv_cache import (
 SHAPE = KvShape(num_layers=28, block_size=256, num_kv_heads=8, head_dim=128, dtype_bytes=2)
 
 
-def test_graph_sizes_cover_every_batch_and_exceed_none():  # B23, B24, C08
+def test_graph_sizes_cover_every_batch_and_exceed_none():  # BUG-B23, BUG-B24, BUG-C08
     for largest in range(1, 601):
         sizes = graph_batch_sizes(largest)
         assert list(sizes) == sorted(set(sizes))
@@ -40,11 +40,11 @@ def test_padding_of_a_large_decode_batch_is_small():
     assert max(bucket_for(batch, sizes) - batch for batch in range(8, 257)) == 7
 
 
-def test_block_bytes_are_those_of_the_known_model():  # A6: 28 MiB for Qwen3-0.6B
+def test_block_bytes_are_those_of_the_known_model():  # 28 MiB for Qwen3-0.6B
     assert SHAPE.block_bytes == 28 * 1024**2
 
 
-def test_the_pool_gets_what_the_peaks_leave():  # C64
+def test_the_pool_gets_what_the_peaks_leave():  # BUG-C64
     profile = MemoryProfile(
         total_bytes=100,
         other_bytes=0,
@@ -56,7 +56,7 @@ def test_the_pool_gets_what_the_peaks_leave():  # C64
     assert profile.kv_budget_bytes(0.9) == 90 - 10 - 4 - 2
 
 
-def test_no_component_is_forgotten_in_the_budget():  # B28
+def test_no_component_is_forgotten_in_the_budget():  # BUG-B28
     rng = random.Random(0)
     for _ in range(200):
         used = {
@@ -83,7 +83,7 @@ def test_too_little_memory_names_the_numbers():
         assert number in str(caught.value)
 
 
-def test_every_rank_uses_the_smallest_pool():  # B27, C07
+def test_every_rank_uses_the_smallest_pool():  # BUG-B27, BUG-C07
     assert agreed_num_blocks([100, 63]) == 63
 
 
@@ -98,7 +98,7 @@ def test_a_length_taken_from_the_model_is_lowered_to_the_pool():
     assert fit_model_len(None, 64, 8, 16) == 64
 
 
-def test_tables_have_a_column_for_the_last_position():  # C09, C104
+def test_tables_have_a_column_for_the_last_position():  # BUG-C09, BUG-C104
     for block_size in (1, 2, 3, 16, 256):
         for max_model_len in range(2, 600, 7):
             width = table_width(max_model_len, block_size)

@@ -56,7 +56,7 @@ SETTINGS = [
 ]
 
 
-def test_two_engines_of_two_ranks_say_what_one_rank_says(folder, tmp_path):  # B29
+def test_two_engines_of_two_ranks_say_what_one_rank_says(folder, tmp_path):  # BUG-B29
     """Two engines in one process take turns step by step."""
     small = dict(num_kvcache_blocks=22, max_model_len=80, max_num_batched_tokens=16)
     expected = []

@@ -1,4 +1,4 @@
-"""Laws of the simulator (LAWS.md, M1-M10) and scenarios on a run's clock and metrics."""
+"""Laws of the simulator (LAW-M1 to LAW-M10) and scenarios on a run's clock and metrics."""
 
 import json
 import time
@@ -52,7 +52,7 @@ def test_tokens_are_conserved():
 
 
 def test_computed_tokens_follow_the_work_identity(tmp_path):
-    """E5: prompts and outputs, plus what preemptions lost, less what the cache gave."""
+    """LAW-E5: prompts and outputs, plus what preemptions lost, less what the cache gave."""
     log = tmp_path / "log.jsonl"
     workload = synthetic(
         "sessions", seed=1, num_requests=60, rate=40.0, prompt="uniform:10:100", turns="3",
