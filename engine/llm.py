@@ -11,6 +11,7 @@ from engine.core.lifecycle import check_request
 from engine.core.request import Request, RequestId
 from engine.core.scheduler import Scheduler
 from engine.core.tokens import Prompt
+from engine.layers.moe_config import check_expert_split
 from engine.layers.sharding import check_tp_size
 from engine.models.config import load_model_config
 from engine.options import EngineOptions
@@ -58,7 +59,9 @@ class LLM:
         self.model_config = load_model_config(self.options.model)
         self.tokenizer = load_tokenizer(self.options.tokenizer or self.options.model)
         self._eos_token_ids = frozenset(self.model_config.eos_token_ids)
-        check_tp_size(self.model_config, self.options.tensor_parallel_size)
+        size = self.options.tensor_parallel_size
+        check_tp_size(self.model_config, size)
+        check_expert_split(self.model_config.moe, size, self.options.expert_parallel)
         self._executor: Executor = make_executor(self.options)
         self._closed = False
         self._requests = RequestTable()

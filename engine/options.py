@@ -34,6 +34,7 @@ class EngineOptions:
     model: str
     tokenizer: str | None = None
     tensor_parallel_size: int = 1
+    expert_parallel: bool = False
     device: str = "auto"
     dtype: str = "auto"
     load_format: str = "safetensors"
@@ -70,7 +71,7 @@ class EngineOptions:
     def __post_init__(self) -> None:
         self._check_choices()
         self._check_integers()
-        for name in ("enable_prefix_caching", "async_scheduling", "enforce_eager", "debug"):
+        for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(name, getattr(self, name), "must be True or False")
         _require_number("gpu_memory_utilization", self.gpu_memory_utilization)
@@ -119,6 +120,13 @@ def _nearest(name: str, valid: list[str]) -> str:
     return max(contained, key=len, default=difflib.get_close_matches(name, valid, 1, 0.0)[0])
 
 
+_FLAGS = (
+    "enable_prefix_caching",
+    "async_scheduling",
+    "enforce_eager",
+    "debug",
+    "expert_parallel",
+)
 _MAY_BE_NONE = ("max_model_len", "num_kvcache_blocks", "kv_cache_memory_bytes")
 
 

@@ -55,6 +55,23 @@ def stretch_rope(runner: ForcedRunner) -> None:
     model.cos_sin.copy_(table)
 
 
+@torch.no_grad()
+def swap_experts(runner: ForcedRunner) -> None:
+    """Two experts of one layer have changed places, but not in the router."""
+    down = runner.model.get_parameter("layers.1.mlp.experts.down")
+    down[[0, 1]] = down[[1, 0]]
+
+
+@torch.no_grad()
+def tilt_router(runner: ForcedRunner) -> None:
+    """One expert's scores are 10 % too large."""
+    runner.model.get_parameter("layers.1.mlp.router")[2] *= 1.1
+
+
+SPARSE_CANARIES: dict[str, Defect] = {
+    "swapped experts": swap_experts,
+    "tilted router": tilt_router,
+}
 CANARIES: dict[str, Defect] = {
     "perturbed weight": perturb_weight,
     "scaled row": scale_row,

@@ -42,7 +42,7 @@ class ModelCase:
     """A model of random weights: an HF family and its config's settings."""
 
     name: str
-    family: str  # Qwen3, Qwen2, Llama or Mistral
+    family: str  # HF's name: Qwen3, Qwen3Moe, Qwen2, Qwen2Moe, Llama, Mistral or Mixtral
     settings: dict[str, Any] = field(hash=False)
     weight_std: float = 0.12
     norm_spread: float = 0.5  # norm weights are uniform in 1 +- spread
@@ -55,6 +55,8 @@ class ModelCase:
     # Deviation of an untied head whose row t + 1 points where the embedding of t points: then
     # what is left of the embedding in the residual stream speaks for one token.
     head_from_embedding: float | None = None
+    # Experts 2 i and 2 i + 1 are one: their scores tie for every token.
+    twin_experts: bool = False
 
 
 def _tiny(name: str, family: str, **changes: object) -> ModelCase:
@@ -62,6 +64,20 @@ def _tiny(name: str, family: str, **changes: object) -> ModelCase:
     if family == "Qwen3":
         settings.setdefault("head_dim", 16)
     return ModelCase(name, family, settings)
+
+
+def _sparse(name: str, family: str, twin_experts: bool = False, **changes: object) -> ModelCase:
+    settings = {**_TINY, **changes}
+    if family == "Qwen3Moe":
+        settings["head_dim"] = 16
+    return ModelCase(name, family, settings, twin_experts=twin_experts)
+
+
+_QWEN_EXPERTS: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
 
 
 TINY_MODELS = (
@@ -83,6 +99,18 @@ TINY_MODELS = (
     _tiny("llama-all-bias", "Llama", attention_bias=True, mlp_bias=True, num_key_value_heads=1),
     _tiny("llama-linear-rope", "Llama", rope_parameters=LINEAR_ROPE, tie_word_embeddings=True),
     _tiny("mistral", "Mistral", sliding_window=None, head_dim=16),
+    _sparse("qwen3-moe", "Qwen3Moe", norm_topk_prob=True, **_QWEN_EXPERTS),
+    _sparse(
+        "qwen3-moe-dense-between",
+        "Qwen3Moe",
+        num_hidden_layers=4,
+        decoder_sparse_step=2,
+        mlp_only_layers=[3],
+        **_QWEN_EXPERTS,
+    ),
+    _sparse("qwen3-moe-ties", "Qwen3Moe", norm_topk_prob=True, twin_experts=True, **_QWEN_EXPERTS),
+    _sparse("qwen2-moe-shared", "Qwen2Moe", shared_expert_intermediate_size=48, **_QWEN_EXPERTS),
+    _sparse("mixtral", "Mixtral", num_local_experts=4, num_experts_per_tok=2),
 )
 
 

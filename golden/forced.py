@@ -135,6 +135,7 @@ class ForcedRunner:
         self.runner = ModelRunner(options, group or TpGroup(), place)
         self.model = self.runner.model
         self._step_hidden: Tensor | None = None
+        self.step_rows: list[tuple[str, int]] = []  # (request, position) of the step under way
         self._tables = hashlib.sha256()
         self._hook = self.model.register_forward_hook(self._keep_hidden)
         self.scheduler = self._new_scheduler()
@@ -212,6 +213,7 @@ class ForcedRunner:
             self._tables.update(repr((name, self.scheduler.block_table(name))).encode())
         command = self._builder.build(plan)
         self._step_hidden = None
+        self.step_rows = _computed_rows(plan)
         self.runner.launch(command)
         drawn = self.runner.collect().token_ids
         self._force(plan, observed, drawn)
@@ -255,6 +257,19 @@ class ForcedRunner:
 def _append(item: Observed, first_position: int, hidden: Tensor) -> None:
     item.positions.extend(range(first_position, first_position + hidden.shape[0]))
     item.pieces.append(hidden)
+
+
+def _computed_rows(plan: StepPlan) -> list[tuple[str, int]]:
+    """(request, position) of every row of a step: decodes first, then chunks."""
+    decode = plan.decode
+    rows = [
+        (str(name), base + plan.clock)
+        for name, base in zip(decode.request_ids, decode.base_positions, strict=True)
+    ]
+    for chunk in plan.chunks:
+        first = chunk.first_position
+        rows += [(str(chunk.request_id), first + k) for k in range(chunk.num_tokens)]
+    return rows
 
 
 def _sampled_rows(plan: StepPlan) -> list[tuple[str, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from golden.cases import ForcedSequence
 from golden.compare import LogitComparison, LogitStats, Rules
 from golden.forced import GREEDY, ForcedRunner, Observed
 from golden.reference import attention_of, cast, hf_logits
+from golden.routes import ForcedRoutes, Routes, ScoreErrors, recorded, routers, score_violations
 
 COMPARED_ROWS = 256  # rows of logits that are judged at a time
 Defect = Callable[[ForcedRunner], None]
@@ -42,10 +43,16 @@ class Reference:
     truth: dict[str, Tensor] = field(default_factory=dict)
     yardsticks: dict[torch.dtype, dict[str, Tensor]] = field(default_factory=dict)
     others: dict[torch.dtype, list[dict[str, Tensor]]] = field(default_factory=dict)
+    routes: dict[str, Routes] = field(default_factory=dict)  # of the truth; empty if dense
+    score_errors: dict[torch.dtype, ScoreErrors] = field(default_factory=dict)
 
     def add_truth(self, model: nn.Module) -> None:
         """Computes the truth with a float32 model."""
-        self.truth = {item.name: hf_logits(model, item.tokens) for item in self.sequences}
+        for item in self.sequences:
+            with recorded(model) as routes:
+                self.truth[item.name] = hf_logits(model, item.tokens)
+            if routers(model):
+                self.routes[item.name] = routes
 
     def add_yardstick(self, model: nn.Module, attentions: Sequence[str] = ()) -> None:
         """Computes the yardstick with a model in the dtype under test.
@@ -56,14 +63,22 @@ class Reference:
         dtype = next(model.parameters()).dtype
         if dtype == torch.float32:
             return
-        self.yardsticks[dtype] = self._logits(model)
+        self.score_errors[dtype] = ScoreErrors()
+        self.yardsticks[dtype] = self._logits(model, self.score_errors[dtype])
         self.others[dtype] = []
         for attention in attentions:
             with attention_of(model, attention):
                 self.others[dtype].append(self._logits(model))
 
-    def _logits(self, model: nn.Module) -> dict[str, Tensor]:
-        return {item.name: hf_logits(model, item.tokens) for item in self.sequences}
+    def _logits(self, model: nn.Module, errors: ScoreErrors | None = None) -> dict[str, Tensor]:
+        logits: dict[str, Tensor] = {}
+        for item in self.sequences:
+            truth = self.routes.get(item.name)
+            with recorded(model, truth) as found:
+                logits[item.name] = hf_logits(model, item.tokens)
+            if errors is not None and truth is not None:
+                errors.add(found.probabilities, truth.probabilities)
+        return logits
 
     def hf_own_c(self, dtype: torch.dtype) -> float | None:
         """The observed c of HF's other implementations against its first; None without any.
@@ -170,8 +185,15 @@ def run_model(
             copy_weights(runner.model, weights)
         if defect is not None:
             defect(runner)
+        forced = None
+        if reference.routes and dtype != torch.float32:
+            forced = ForcedRoutes(runner, reference.routes)
         observed = runner.run(reference.sequences, GREEDY)
-        return compare_outputs(runner, observed, reference, dtype, rules), observed
+        stats = compare_outputs(runner, observed, reference, dtype, rules)
+        if forced is not None:
+            broken = score_violations(forced.errors, reference.score_errors[dtype])
+            stats = replace(stats, violations=(*stats.violations, *broken))
+        return stats, observed
 
 
 @torch.no_grad()

@@ -56,6 +56,8 @@ def random_hf_model(case: ModelCase, seed: int, device: torch.device | str = "cp
         if case.head_from_embedding is not None and name == head:
             embedding = model.get_parameter("model.embed_tokens.weight")
             parameter.copy_(embedding.roll(1, 0) * (case.head_from_embedding / embedding.std()))
+        if case.twin_experts and (".mlp.experts." in name or name.endswith(".mlp.gate.weight")):
+            parameter[1::2] = parameter[::2]
         parameter.copy_(parameter.to(torch.bfloat16))
     return model.eval()
 

@@ -26,13 +26,16 @@ from golden.results import CaseResult, from_stats, judged
 GROUP = "tensor parallel"
 
 
-def load_shards(folder: Path, size: int) -> list[Decoder]:
+def load_shards(folder: Path, size: int, expert_parallel: bool = False) -> list[Decoder]:
     """The models of all ranks, loaded in this process; they cannot communicate, only be read."""
     config = load_model_config(folder)
     models = []
     for rank in range(size):
         backend = select_backend("torch", config.head_dim, 16, torch.float32, "cpu")
-        model = build_model(config, TpGroup(rank, size), backend, torch.float32, "cpu")
+        group = TpGroup(rank, size)
+        model = build_model(
+            config, group, backend, torch.float32, "cpu", expert_parallel=expert_parallel
+        )
         load_weights(model, folder)
         models.append(model)
     return models

@@ -9,6 +9,7 @@ import torch
 from engine.attention.base import AttentionBackend
 from engine.core.errors import ConfigError
 from engine.distributed.group import TpGroup
+from engine.layers.moe_config import check_expert_split
 from engine.layers.sharding import check_tp_size
 from engine.models.config import DTYPES, ModelConfig
 from engine.models.decoder import Decoder
@@ -35,13 +36,16 @@ def build_model(
     *,
     max_position: int | None = None,
     fused: bool | None = None,
+    expert_parallel: bool = False,
 ) -> Decoder:
     """This rank's shard of the model, weights not yet loaded, in inference form.
 
     `max_position` bounds the rotary table (default: the model's limit). `fused` chooses the Triton
-    kernels of the layers; by default they run on CUDA where Triton is installed.
+    kernels of the layers; by default they run on CUDA where Triton is installed. With
+    `expert_parallel` each rank holds whole experts instead of a part of each.
     """
     check_tp_size(config, group.size)
+    check_expert_split(config.moe, group.size, expert_parallel)
     device = torch.device(device)
     limit = config.max_position_embeddings
     if max_position is not None and max_position > limit:
@@ -49,5 +53,7 @@ def build_model(
     if fused is None:
         fused = device.type == "cuda" and importlib.util.find_spec("triton") is not None
     with torch.no_grad():
-        model = Decoder(config, group, backend, dtype, device, fused, max_position or limit)
+        model = Decoder(
+            config, group, backend, dtype, device, fused, max_position or limit, expert_parallel
+        )
     return model.eval()

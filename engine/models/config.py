@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.core.errors import ConfigError
 from engine.errors import UnsupportedModel
+from engine.layers.moe_config import MIXTRAL, QWEN2_MOE, QWEN_MOE, MoeConfig, MoeFamily, resolve_moe
 from engine.layers.rope_config import RopeConfig, resolve_rope
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -20,15 +21,17 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What distinguishes one dense decoder architecture from the others."""
+    """What distinguishes one decoder architecture from the others."""
 
     model_type: str
     qk_norm: bool = False
     qkv_bias: bool | None = None  # None: the config's attention_bias decides
+    qkv_bias_key: str | None = None  # a key that may say otherwise
     o_bias: bool | None = None
     mlp_bias: bool | None = None
     default_head_dim: int | None = None
     default_sliding_window: int | None = None
+    moe: MoeFamily | None = None
 
 
 FAMILIES = {
@@ -37,6 +40,18 @@ FAMILIES = {
     "LlamaForCausalLM": Family("llama"),
     "MistralForCausalLM": Family(
         "mistral", qkv_bias=False, o_bias=False, mlp_bias=False, default_sliding_window=4096
+    ),
+    "Qwen3MoeForCausalLM": Family("qwen3_moe", qk_norm=True, mlp_bias=False, moe=QWEN_MOE),
+    "Qwen2MoeForCausalLM": Family(
+        "qwen2_moe",
+        qkv_bias=True,
+        qkv_bias_key="qkv_bias",
+        o_bias=False,
+        mlp_bias=False,
+        moe=QWEN2_MOE,
+    ),
+    "MixtralForCausalLM": Family(
+        "mixtral", qkv_bias=False, o_bias=False, mlp_bias=False, moe=MIXTRAL
     ),
 }
 
@@ -62,6 +77,7 @@ class ModelConfig:
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
+    moe: MoeConfig | None  # None: every layer is dense
     dtype: str  # the checkpoint's own
     eos_token_ids: tuple[int, ...]  # ascending union of every source
     bos_token_id: int | None
@@ -99,6 +115,10 @@ def resolve_model_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...])
     if heads % kv_heads:
         raise UnsupportedModel(f"num_attention_heads={heads} is no multiple of {kv_heads} KV heads")
     attention_bias = bool(raw.get("attention_bias", False))
+    qkv_bias = attention_bias if family.qkv_bias is None else family.qkv_bias
+    if family.qkv_bias_key is not None:
+        qkv_bias = bool(raw.get(family.qkv_bias_key, qkv_bias))
+    num_layers = _size(raw, "num_hidden_layers")
     bos = _token_ids(raw.get("bos_token_id"), "config.json")
     return ModelConfig(
         architecture=architecture,
@@ -106,7 +126,7 @@ def resolve_model_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...])
         vocab_size=_size(raw, "vocab_size"),
         hidden_size=hidden,
         intermediate_size=_size(raw, "intermediate_size"),
-        num_layers=_size(raw, "num_hidden_layers"),
+        num_layers=num_layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=_head_dim(raw, family, hidden, heads),
@@ -115,9 +135,10 @@ def resolve_model_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...])
         rope=resolve_rope(raw),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         qk_norm=family.qk_norm,
-        qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
+        qkv_bias=qkv_bias,
         o_bias=attention_bias if family.o_bias is None else family.o_bias,
         mlp_bias=bool(raw.get("mlp_bias")) if family.mlp_bias is None else family.mlp_bias,
+        moe=None if family.moe is None else resolve_moe(raw, family.moe, num_layers),
         dtype=_dtype(raw),
         eos_token_ids=eos_token_ids,
         bos_token_id=bos[0] if bos else None,

@@ -1,4 +1,4 @@
-"""The dense decoder: Qwen3, Qwen2, Llama and Mistral are settings of it, not copies."""
+"""The decoder: every supported family, dense or sparse, is a setting of it, not a copy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from engine.attention.base import AttentionBackend, AttentionMetadata
 from engine.distributed.group import TpGroup
 from engine.layers.embedding import OutputHead, VocabParallelEmbedding, VocabParallelWeight
 from engine.layers.mlp import SwiGLU
+from engine.layers.moe import SparseMoe
 from engine.layers.norm import RMSNorm
 from engine.layers.rope import cos_sin_table
 from engine.layers.self_attention import AttentionShape, SelfAttention
@@ -30,6 +31,8 @@ class DecoderLayer(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         fused: bool,
+        is_sparse: bool = False,
+        expert_parallel: bool = False,
     ) -> None:
         super().__init__()
         shape = AttentionShape(
@@ -46,15 +49,16 @@ class DecoderLayer(nn.Module):
         self.input_norm = RMSNorm(*norm)
         self.attention = SelfAttention(shape, group, backend, dtype, device, fused)
         self.post_norm = RMSNorm(*norm)
-        self.mlp = SwiGLU(
-            config.hidden_size,
-            config.intermediate_size,
-            config.mlp_bias,
-            group,
-            dtype,
-            device,
-            fused,
-        )
+        size = config.hidden_size
+        self.mlp: SwiGLU | SparseMoe
+        if is_sparse:
+            assert config.moe is not None
+            self.mlp = SparseMoe(size, config.moe, group, dtype, device, fused, expert_parallel)
+            self.mlp_name = config.moe.family.block
+        else:
+            width = config.intermediate_size
+            self.mlp = SwiGLU(size, width, config.mlp_bias, group, dtype, device, fused)
+            self.mlp_name = "mlp"
 
     def forward(
         self,
@@ -79,11 +83,11 @@ class DecoderLayer(nn.Module):
         yield from self.input_norm.weight_slices(f"{prefix}input_layernorm.")
         yield from self.attention.weight_slices(f"{prefix}self_attn.")
         yield from self.post_norm.weight_slices(f"{prefix}post_attention_layernorm.")
-        yield from self.mlp.weight_slices(f"{prefix}mlp.")
+        yield from self.mlp.weight_slices(f"{prefix}{self.mlp_name}.")
 
 
 class Decoder(nn.Module):
-    """A dense decoder over a paged KV cache; one rank's shard of it."""
+    """A decoder over a paged KV cache; one rank's shard of it."""
 
     def __init__(
         self,
@@ -94,15 +98,17 @@ class Decoder(nn.Module):
         device: torch.device,
         fused: bool,
         max_position: int,
+        expert_parallel: bool = False,
     ) -> None:
         super().__init__()
         self.config = config
         self.backend = backend
         vocab = (config.vocab_size, config.hidden_size, group, dtype, device)
         self.embedding = VocabParallelEmbedding(*vocab)
+        sparse = frozenset[int]() if config.moe is None else config.moe.sparse_layers
         self.layers = nn.ModuleList(
-            DecoderLayer(config, group, backend, dtype, device, fused)
-            for _ in range(config.num_layers)
+            DecoderLayer(config, group, backend, dtype, device, fused, i in sparse, expert_parallel)
+            for i in range(config.num_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device, fused)
         table = self.embedding if config.tie_word_embeddings else VocabParallelWeight(*vocab)

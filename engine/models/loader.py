@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from engine.errors import WeightError
 from engine.layers.weights import HasWeights, WeightSlice
+from engine.models.stacked_experts import StoredPlace, stored_places
 
 INDEX_NAME = "model.safetensors.index.json"
 _NAMES_SHOWN = 5
@@ -40,13 +42,14 @@ def load_weights(model: HasWeights, folder: str | Path) -> LoadReport:
     with ExitStack() as stack:
         checkpoint = _Checkpoint(Path(folder), stack)
         slices = list(model.weight_slices())
-        skipped = _check_names(slices, model.ignored_weights(), checkpoint)
+        places, missing = stored_places(slices, checkpoint.names)
+        skipped = _check_names(places, missing, model.ignored_weights(), checkpoint)
         for item in slices:
-            checkpoint.check_shape(item)
+            checkpoint.check_shape(places[item.name])
         for item in slices:
-            checkpoint.copy(item)
+            checkpoint.copy(item, places[item.name])
         return LoadReport(
-            num_tensors=len({item.name for item in slices}),
+            num_tensors=len({place.name for place in places.values()}),
             num_elements=sum(item.target.numel() for item in slices),
             num_files=checkpoint.num_files,
             skipped=skipped,
@@ -86,13 +89,15 @@ def tensor_seed(seed: int, name: str) -> int:
 
 
 def _check_names(
-    slices: Iterable[WeightSlice], ignored: frozenset[str], checkpoint: _Checkpoint
+    places: Mapping[str, StoredPlace],
+    missing: Iterable[str],
+    ignored: frozenset[str],
+    checkpoint: _Checkpoint,
 ) -> tuple[str, ...]:
-    expected = {item.name for item in slices}
-    missing = sorted(expected - checkpoint.names)
+    missing = sorted(missing)
     if missing:
         raise WeightError(f"{checkpoint.folder}: no file holds the weight {_some(missing)}")
-    unknown = checkpoint.names - expected
+    unknown = checkpoint.names - {place.name for place in places.values()}
     extra = sorted(unknown - ignored)
     if extra:
         where = checkpoint.file_of(extra[0])
@@ -141,28 +146,39 @@ class _Checkpoint:
             raise WeightError(f"{path}: not a whole safetensors file: {error}") from None
         return self._handles[path]
 
-    def check_shape(self, item: WeightSlice) -> None:
-        path = self._files[item.name]
-        shape = tuple(self._handles[path].get_slice(item.name).get_shape())
-        if shape != item.full_shape:
+    def check_shape(self, place: StoredPlace) -> None:
+        path = self._files[place.name]
+        shape = tuple(self._handles[path].get_slice(place.name).get_shape())
+        if shape != place.shape:
             raise WeightError(
-                f"{path}: {item.name} has shape {list(shape)}, "
-                f"the model needs {list(item.full_shape)}"
+                f"{path}: {place.name} has shape {list(shape)}, the model needs {list(place.shape)}"
             )
 
-    def copy(self, item: WeightSlice) -> None:
+    def copy(self, item: WeightSlice, place: StoredPlace) -> None:
         if item.target.numel() == 0:
             return
-        path = self._files[item.name]
+        path = self._files[place.name]
         try:
-            stored = self._handles[path].get_slice(item.name)
-            rows = slice(item.start, item.stop)
-            part = stored[rows] if item.dim == 0 else stored[:, rows]
+            part = _read(self._handles[path].get_slice(place.name), item, place)
         except (SafetensorError, OSError) as error:
-            raise WeightError(f"{path}: cannot read {item.name}: {error}") from None
+            raise WeightError(f"{path}: cannot read {place.name}: {error}") from None
         if not part.is_floating_point():
-            raise WeightError(f"{path}: {item.name} is stored as {part.dtype}, not floating point")
+            raise WeightError(f"{path}: {place.name} is stored as {part.dtype}, not floating point")
         item.target.copy_(part)
+
+
+def _read(stored: Any, item: WeightSlice, place: StoredPlace) -> Tensor:  # noqa: ANN401
+    """The slice's part of its stored tensor."""
+    if place.expert is None:
+        kept = slice(item.start, item.stop)
+        part: Tensor = stored[kept] if item.dim == 0 else stored[:, kept]
+        return part
+    first, num_rows = place.first_row, item.full_shape[0]
+    if item.dim == 0:
+        part = stored[place.expert, first + item.start : first + item.stop]
+    else:
+        part = stored[place.expert, first : first + num_rows, item.start : item.stop]
+    return part
 
 
 def _read_index(folder: Path) -> dict[str, Path]:

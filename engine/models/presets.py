@@ -52,6 +52,28 @@ def _llama(sizes: str, **rest: object) -> Config:
     return _config("LlamaForCausalLM", "llama", sizes, **rest)
 
 
+def _moe(architecture: str, model_type: str, sizes: str, **rest: object) -> Config:
+    """`sizes` ends with experts, experts per token and the size of one expert."""
+    dense, experts = sizes.split()[:7], sizes.split()[7:]
+    num_experts, chosen, width = map(int, experts)
+    base = _config(architecture, model_type, " ".join(dense))
+    count_key = "num_local_experts" if model_type == "mixtral" else "num_experts"
+    sparse: Config = {count_key: num_experts, "num_experts_per_tok": chosen}
+    if model_type != "mixtral":
+        sparse |= {"moe_intermediate_size": width, "decoder_sparse_step": 1, "mlp_only_layers": []}
+        sparse |= {"norm_topk_prob": True}
+    return {**base, **sparse, **rest}
+
+
+def _qwen3_moe(sizes: str, **rest: object) -> Config:
+    ids = {"bos_token_id": 151643, "eos_token_id": 151645} if "151936" in sizes else {}
+    return _moe("Qwen3MoeForCausalLM", "qwen3_moe", sizes, **{**ids, **rest})
+
+
+def _mixtral(sizes: str, **rest: object) -> Config:
+    return _moe("MixtralForCausalLM", "mixtral", sizes, sliding_window=None, **rest)
+
+
 def _llama3_rope(factor: float) -> Config:
     return {
         "rope_type": "llama3",
@@ -98,6 +120,11 @@ PRESETS: dict[str, Config] = {
         max_position_embeddings=32768,
         sliding_window=None,
     ),
+    "qwen3-30b-a3b": _qwen3_moe("48 2048 6144 32 4 128 151936 128 8 768"),
+    "qwen3-235b-a22b": _qwen3_moe("94 4096 12288 64 4 128 151936 128 8 1536"),
+    "mixtral-8x7b": _mixtral(
+        "32 4096 14336 32 8 128 32000 8 2 14336", max_position_embeddings=32768, rms_norm_eps=1e-5
+    ),
     "smollm2-135m": _llama(
         "30 576 1536 9 3 64 49152",
         tie_word_embeddings=True,
@@ -111,4 +138,6 @@ PRESETS: dict[str, Config] = {
     "tiny-mistral": _config(
         "MistralForCausalLM", "mistral", "2 64 128 8 4 8 259", **_TINY, sliding_window=None
     ),
+    "tiny-qwen3-moe": _qwen3_moe("2 64 128 8 4 16 259 8 2 32", **_TINY),
+    "tiny-mixtral": _mixtral("2 64 96 8 4 8 259 4 2 96", **_TINY),
 }

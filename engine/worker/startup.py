@@ -78,7 +78,9 @@ def load_model(options: EngineOptions, group: TpGroup, device: torch.device) -> 
         options.attention_backend, config.head_dim, options.block_size, dtype, device
     )
     try:
-        model = build_model(config, group, backend, dtype, device)
+        model = build_model(
+            config, group, backend, dtype, device, expert_parallel=options.expert_parallel
+        )
         if options.load_format == "dummy":
             init_dummy_weights(model, options.seed)
         else:

@@ -25,6 +25,33 @@ WAYS: dict[str, dict[str, object]] = {
 }
 
 
+SPARSE_WAYS: dict[str, tuple[str, dict[str, object]]] = {
+    "qwen3-moe, chunks of 7": ("qwen3-moe", {"max_num_batched_tokens": 7, "block_size": 3}),
+    "qwen3-moe, preempting": ("qwen3-moe", WAYS["mixed, preempting"]),
+    "qwen3-moe, two ranks": ("qwen3-moe", {"tensor_parallel_size": 2}),
+    "qwen3-moe, experts on two ranks": (
+        "qwen3-moe",
+        {"tensor_parallel_size": 2, "expert_parallel": True},
+    ),
+    "mixtral": ("mixtral", {}),
+    "qwen2-moe-shared": ("qwen2-moe-shared", {"async_scheduling": True}),
+}
+
+
+@pytest.mark.parametrize("way", SPARSE_WAYS)
+def test_greedy_tokens_of_mixtures_are_hfs(way: str, scratch: Path) -> None:
+    name, options = SPARSE_WAYS[way]
+    model, folder = saved_tiny_model(tiny_model(name), scratch)
+    prompts = [item.prompt for item in random_batch(151, LENGTHS, 1)]
+    outputs = generate(folder, prompts, max_num_seqs=4, **options)
+    close = 0
+    for prompt, output in zip(prompts, outputs, strict=True):
+        problems, too_close = greedy_problems(model, prompt, output)
+        assert not problems
+        close += too_close
+    assert close <= 0.02 * len(prompts) * (GREEDY.max_tokens or 0)
+
+
 @pytest.fixture(scope="module")
 def tiny(scratch: Path) -> tuple[nn.Module, Path]:
     return saved_tiny_model(tiny_model(MODEL), scratch)

@@ -18,6 +18,7 @@ from golden.suite import MATRIX_SIZES, saved_tiny_model
 
 CELLS = list(cells(MATRIX_SIZES))
 BASE = CELLS[0]
+SPARSE_CELLS = list(cells({"torch": (16,)}, policies=("mixed",)))
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,23 @@ def test_the_policy_alone_changes_no_bit(matrix: Matrix) -> None:
     """The one cell that promises equality: the same shapes are computed in the same order."""
     other = dataclasses.replace(BASE, policy="prefill_first")
     assert matrix.run(other).measured["bitwise"] == "yes"
+
+
+@pytest.fixture(scope="module", params=["qwen3-moe", "mixtral"])
+def sparse_matrix(request: pytest.FixtureRequest, scratch: Path) -> Iterator[Matrix]:
+    case = tiny_model(request.param)
+    model, folder = saved_tiny_model(case, scratch)
+    workload = make_workload(case.settings["vocab_size"], 16)
+    reference = full_reference(model, workload.all_sequences, (torch.float32,))
+    made = Matrix(folder, reference, workload, torch.float32, "cpu")
+    made.run(SPARSE_CELLS[0])
+    yield made
+
+
+@pytest.mark.parametrize("cell", SPARSE_CELLS, ids=lambda cell: cell.label)
+def test_cell_serves_the_same_numbers_of_mixtures(cell: Cell, sparse_matrix: Matrix) -> None:
+    result = sparse_matrix.run(cell)
+    assert result.status == "pass", result.detail
 
 
 def test_every_condition_occurs_in_the_matrix() -> None:

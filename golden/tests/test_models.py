@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from golden.canaries import CANARIES
+from golden.canaries import CANARIES, SPARSE_CANARIES
 from golden.cases import TINY_MODELS, ModelCase, qwen3_shape, random_batch, tiny_model
 from golden.gpu import SHAPES
 from golden.models import Reference, engine_options, run_model
@@ -54,6 +54,22 @@ def test_planted_defect_is_caught(
             assert any(text.startswith(words) for text in stats.violations), words
 
 
+@pytest.fixture(scope="module", params=["qwen3-moe", "mixtral"])
+def sparse_reference(request: pytest.FixtureRequest, scratch: Path) -> tuple[Reference, Path]:
+    return tiny_reference(tiny_model(request.param), scratch, CPU_DTYPES)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("name", SPARSE_CANARIES)
+def test_planted_defect_in_a_mixture_is_caught(
+    name: str, dtype: torch.dtype, sparse_reference: tuple[Reference, Path]
+) -> None:
+    reference, folder = sparse_reference
+    options = engine_options(folder, dtype, "cpu")
+    stats, _ = run_model(options, reference, dtype, defect=SPARSE_CANARIES[name])
+    assert stats.violations
+
+
 def test_hf_can_be_its_own_second_yardstick() -> None:
     case = tiny_model("qwen3-head-64")
     model = random_hf_model(case, 0)
@@ -85,7 +101,7 @@ def test_a_deep_models_branches_are_scaled_down() -> None:
 
 def test_a_pointing_head_speaks_for_the_token_after_the_one_read() -> None:
     settings = {**tiny_model("qwen3-untied-bias-yarn").settings, "hidden_size": 128}
-    pointing = {"embedding_std": 8.0, "head_from_embedding": 0.1}
+    pointing: dict[str, Any] = {"embedding_std": 8.0, "head_from_embedding": 0.1}
     model = random_hf_model(ModelCase("pointing", "Qwen3", settings, 0.02, **pointing), 0)
     embedding = model.get_parameter("model.embed_tokens.weight").detach()
     head = model.get_parameter("lm_head.weight").detach()

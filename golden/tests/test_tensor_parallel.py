@@ -25,6 +25,7 @@ from golden.tensor_parallel import (
 )
 
 MODEL = "qwen3-gqa-tied"
+SPARSE = ("qwen3-moe", "qwen2-moe-shared", "mixtral")
 SHARDED = ("qwen3-gqa-tied", "qwen3-untied-bias-yarn", "llama-all-bias", "qwen2-tied-mha")
 
 
@@ -36,6 +37,34 @@ def test_shards_reassemble_to_the_full_weights(name: str, size: int, scratch: Pa
     assert result.status == "pass", result.detail
     if size == 8 and name == MODEL:
         assert result.measured["num_replicated_parts"] == 4  # K and V of two layers
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True], ids=["columns", "experts"])
+@pytest.mark.parametrize("name", SPARSE)
+def test_shards_of_experts_reassemble(name: str, expert_parallel: bool, scratch: Path) -> None:
+    _, folder = saved_tiny_model(tiny_model(name), scratch)
+    for size in (2, 4):
+        models = load_shards(folder, size, expert_parallel)
+        result = shard_result(name, models, full_weights(folder))
+        assert result.status == "pass", result.detail
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_ranks_share_the_experts_columns_or_the_experts(name: str, scratch: Path) -> None:
+    model, folder = saved_tiny_model(tiny_model(name), scratch)
+    sequences = random_batch(151, (1, 15, 33), 14)
+    reference = full_reference(model, sequences, (torch.float32,))
+    jobs = [
+        RankJob(
+            engine_options(
+                folder, torch.float32, "cpu", tensor_parallel_size=2, expert_parallel=by_expert
+            ),
+            tuple(sequences),
+        )
+        for by_expert in (False, True)
+    ]
+    for reports in run_ranks(jobs, 2):
+        check_ranks(reports, reference, folder)
 
 
 def test_swapped_shards_are_noticed(scratch: Path) -> None:

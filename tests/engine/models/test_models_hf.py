@@ -6,6 +6,7 @@ from model_testing import hf_model, load, new_caches, rope_raw, saved, step
 from tp_testing import run_ranks
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 MODELS = {
     "qwen3": ("Qwen3", {"tie_word_embeddings": True}),
     "qwen3-untied-bias": ("Qwen3", {"attention_bias": True}),
@@ -16,6 +17,13 @@ MODELS = {
     "llama-mha": ("Llama", {"num_key_value_heads": 6}),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 12}),
     **{f"llama-{k}": ("Llama", rope_raw(k)) for k in ("linear", "llama3", "yarn")},
+    "qwen3-moe": ("Qwen3Moe", {**EXPERTS, "norm_topk_prob": True, "head_dim": 16}),
+    "qwen3-moe-dense-between": (
+        "Qwen3Moe",
+        {**EXPERTS, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [1]},
+    ),
+    "qwen2-moe": ("Qwen2Moe", {**EXPERTS, "shared_expert_intermediate_size": 40}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen3-yarn": ("Qwen3", rope_raw("yarn", theta=1e6)),
 }
 
