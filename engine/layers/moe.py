@@ -12,7 +12,7 @@ from engine.distributed.group import TpGroup
 from engine.layers.linear import new_parameter
 from engine.layers.mlp import SwiGLU, silu_mul
 from engine.layers.moe_config import MoeConfig
-from engine.layers.router import route
+from engine.layers.router import float32_scores, route
 from engine.layers.sharding import Shard, even_shard
 from engine.layers.weights import WeightSlice, whole
 
@@ -45,10 +45,11 @@ class Experts(nn.Module):
         group: TpGroup,
         dtype: torch.dtype,
         device: torch.device,
+        fused: bool,
         expert_parallel: bool,
     ) -> None:
         super().__init__()
-        self.moe = moe
+        self.moe, self.fused = moe, fused
         everything = Shard(moe.num_experts, 0, moe.num_experts)
         columns = Shard(moe.intermediate_size, 0, moe.intermediate_size)
         if expert_parallel:
@@ -60,6 +61,20 @@ class Experts(nn.Module):
         count, width = self.experts.size, self.columns.size
         self.gate_up = new_parameter((count, 2 * width, hidden_size), dtype, device)
         self.down = new_parameter((count, hidden_size, width), dtype, device)
+
+    def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """This rank's share of the weighted sum [T, H]."""
+        first = self.experts.start
+        if not self.fused:
+            return experts_reference(x, weights, chosen, self.gate_up, self.down, first)
+        from engine.kernels.moe_products import block_m_for, grouped_product
+        from engine.kernels.moe_route import order_by_expert, sum_shares
+
+        top_k, count = chosen.shape[1], self.experts.size
+        order = order_by_expert(chosen, first, count, block_m_for(chosen.numel(), count))
+        rows = grouped_product(x, self.gate_up, order, top_k, None, x.dtype)
+        shares = grouped_product(rows, self.down, order, top_k, weights, x.dtype)
+        return sum_shares(shares, chosen, first, count)
 
     def weight_slices(self, prefix: str) -> Iterator[WeightSlice]:
         """Slices of every expert's three projections; those of other ranks' experts are empty."""
@@ -100,7 +115,7 @@ class SparseMoe(nn.Module):
         super().__init__()
         self.moe, self.group, self.fused = moe, group, fused
         self.router = new_parameter((moe.num_experts, hidden_size), dtype, device)
-        self.experts = Experts(hidden_size, moe, group, dtype, device, expert_parallel)
+        self.experts = Experts(hidden_size, moe, group, dtype, device, fused, expert_parallel)
         self.shared: SwiGLU | None = None
         if moe.shared_intermediate_size:
             self.shared = SwiGLU(
@@ -110,12 +125,8 @@ class SparseMoe(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output [T, H], equal on every rank."""
-        experts = self.experts
         weights, chosen = self.choose(x)
-        out = experts_reference(
-            x, weights, chosen, experts.gate_up, experts.down, experts.experts.start
-        )
-        out = self.group.all_reduce(out)
+        out = self.group.all_reduce(self.experts(x, weights, chosen))
         if self.shared is None:
             return out
         gate = torch.sigmoid(functional.linear(x, self.shared_gate))
@@ -123,7 +134,12 @@ class SparseMoe(nn.Module):
 
     def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and experts of each token: see `route`."""
-        return route(x, self.router, self.moe.num_experts_per_tok, self.moe.renormalised)
+        top_k, renormalised = self.moe.num_experts_per_tok, self.moe.renormalised
+        if self.fused:
+            from engine.kernels.moe_route import fused_top_k
+
+            return fused_top_k(float32_scores(x, self.router), top_k, renormalised)
+        return route(x, self.router, top_k, renormalised)
 
     def weight_slices(self, prefix: str) -> Iterator[WeightSlice]:
         """Slices of the router, the experts and what every token sees."""

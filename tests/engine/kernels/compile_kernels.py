@@ -79,8 +79,6 @@ def compile_attention(heads, kv_heads, head_dim, page, dtype):
 
 
 def compile_layers(dtype):
-    from types import SimpleNamespace
-
     from engine.kernels import activation, all_reduce, norm, race
     from engine.kernels import qkv_rope as qkv
 
@@ -93,9 +91,8 @@ def compile_layers(dtype):
     cache = meta(2, 100, 16, 8, 128, dtype=dtype)
     table = meta(4096, 128, dtype=torch.float32)
     qkv.qk_norm_rope_store(
-        meta(256, 4096, dtype=dtype), head, head, 1e-6, table, longs, cache,
-        SimpleNamespace(slot_mapping=longs),
-    )  # fmt: skip
+        meta(256, 4096, dtype=dtype), head, head, 1e-6, table, longs, cache, longs
+    )
     race.fused_race(meta(256, 151_936, dtype=dtype), floats, longs, longs)
     race.fused_race_keys(meta(256, 75_968, dtype=dtype), floats, longs, longs, 75_968)
     calls = meta(64, dtype=torch.int32)
@@ -111,9 +108,29 @@ def compile_rows():
         fused_decode_rows(longs[:256], longs, tables, longs, longs, longs, 256, 16)
 
 
+def compile_mixtures(dtype):
+    """Decode and prefill of Qwen3-30B-A3B's experts, and a mixture of few, wide ones."""
+    from engine.kernels.moe_products import block_m_for, grouped_product
+    from engine.kernels.moe_route import fused_top_k, order_by_expert, sum_shares
+
+    for tokens, experts, top_k, hidden, width in ((256, 128, 8, 2048, 768), (8192, 8, 2, 4096, 96)):
+        fused_top_k(meta(tokens, experts, dtype=torch.float32), top_k, True)
+        chosen = meta(tokens, top_k, dtype=torch.int32)
+        weights = meta(tokens, top_k, dtype=torch.float32)
+        for block_m in (16, 32, 64, 128, block_m_for(chosen.numel(), experts)):
+            order = order_by_expert(chosen, 0, experts, block_m)
+            x = meta(tokens, hidden, dtype=dtype)
+            gate_up = meta(experts, 2 * width, hidden, dtype=dtype)
+            rows = grouped_product(x, gate_up, order, top_k, None, dtype)
+            down = meta(experts, hidden, width, dtype=dtype)
+            shares = grouped_product(rows, down, order, top_k, weights, dtype)
+        sum_shares(shares, chosen, 0, experts)
+
+
 if __name__ == "__main__":
     JITFunction.__getitem__ = lambda kernel, grid: Compiling(kernel)
     compile_attention(16, 8, 128, 256, torch.bfloat16)
     compile_attention(9, 3, 64, 16, torch.float16)
     compile_layers(torch.bfloat16)
     compile_rows()
+    compile_mixtures(torch.bfloat16)

@@ -20,6 +20,10 @@ KERNELS = {
     "_final_kernel",
     "_one_shot_kernel",
     "_decode_rows_kernel",
+    "_top_k_kernel",
+    "_order_kernel",
+    "_grouped_kernel",
+    "_sum_kernel",
 }
 
 
