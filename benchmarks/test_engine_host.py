@@ -11,9 +11,11 @@ from array import array
 
 import pytest
 
-from engine.core import KernelConfig, Prompt, Request, Scheduler
-from engine.sampling_params import SamplingParams
-from engine.step.builder import RequestSampling, StepBuilder
+from engine.core import KernelConfig, Scheduler
+from engine.requests.live import LiveRequest
+from engine.requests.prompts import TokenPrompt
+from engine.requests.registry import RequestRegistry
+from engine.sampling_params import RequestSampling, SamplingParams
 from engine.step.loop import StepLoop
 from engine.worker.command import StepResult
 from engine.worker.info import RunnerInfo
@@ -49,15 +51,16 @@ def steady_loop(asynchronous, block_size):
         max_num_batched_tokens=16384,
         async_scheduling=asynchronous,
     )
-    builder = StepBuilder(NUM_ROWS, -(-config.max_model_len // block_size))
-    loop = StepLoop(Scheduler(config), InstantExecutor(), builder, None, False)
+    loop = StepLoop(Scheduler(config), InstantExecutor(), RequestRegistry())
     rng = random.Random(0)
     for number in range(NUM_ROWS):
         prompt = array("q", [rng.randrange(10_000) for _ in range(rng.randint(100, 1024))])
-        sampling = RequestSampling(SamplingParams(), number, len(prompt), frozenset())
-        loop.add(Request(number, Prompt(prompt), 90_000), sampling, 0)
+        params = SamplingParams(max_tokens=90_000)
+        sampling = RequestSampling(params, number, len(prompt), frozenset())
+        live = LiveRequest(number, TokenPrompt(prompt), sampling, 0, None)
+        loop.add(live, live.kernel_request(config.max_model_len))
     for _ in range(20):
-        loop.step(lambda plan, token_ids: ())
+        loop.step()
     return loop
 
 
@@ -65,8 +68,6 @@ def steady_loop(asynchronous, block_size):
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 def test_decode_step(benchmark, asynchronous, block_size):
     loop = steady_loop(asynchronous, block_size)
-    events = benchmark.pedantic(
-        lambda: loop.step(lambda plan, token_ids: ()), rounds=400, warmup_rounds=20
-    )
-    assert len(events.plan.decode) == NUM_ROWS
-    assert events.plan.is_pure_decode
+    step = benchmark.pedantic(loop.step, rounds=400, warmup_rounds=20)
+    assert len(step.plan.decode) == NUM_ROWS
+    assert step.plan.is_pure_decode

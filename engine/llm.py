@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from engine.core.errors import LockstepError
 from engine.core.lifecycle import check_request
 from engine.core.request import Request, RequestId
 from engine.core.scheduler import Scheduler
-from engine.core.tokens import Prompt
 from engine.layers.moe_config import check_expert_split
 from engine.layers.sharding import check_tp_size
 from engine.models.config import load_model_config
 from engine.options import EngineOptions
-from engine.requests.live import LiveRequest, RequestTable
+from engine.requests.committed_step import CommittedStep
+from engine.requests.live import LiveRequest
 from engine.requests.outputs import RequestOutput
 from engine.requests.progress import Progress
 from engine.requests.prompts import (
     PromptInput,
+    TokenPrompt,
     load_tokenizer,
     per_prompt_params,
     split_prompts,
     to_token_prompt,
 )
-from engine.sampling_params import SamplingParams, request_seed
-from engine.step.builder import RequestSampling, StepBuilder
+from engine.requests.registry import RequestRegistry
+from engine.requests.stream import OutputStream
+from engine.sampling_params import RequestSampling, SamplingParams, request_seed
 from engine.step.header import kernel_config, log_header
-from engine.step.loop import StepEvents, StepFailed, StepLoop
+from engine.step.log import EngineLog
+from engine.step.loop import StepFailed, StepLoop
 from engine.steplog.api import StepLogWriter
 from engine.worker.executor import Executor, make_executor
 from engine.worker.info import RunnerInfo
-from engine.worker.kv_cache import table_width
 
 
 class EngineClosed(LockstepError):
@@ -45,7 +47,9 @@ class LLM:
         with LLM("path/to/model", max_num_seqs=64) as llm:
             outputs = llm.generate(["Hello"], SamplingParams(temperature=0.0))
 
-    Options are those of `EngineOptions`. Not for use from several threads at once.
+    Options are those of `EngineOptions`. Not for use from several threads at once. The output of
+    every accepted request is handed over exactly once, by the call that it belongs to or by
+    `step`, whatever fails; only `close` drops what is left.
 
     Raises:
         ConfigError: an option is unknown or impossible.
@@ -55,6 +59,7 @@ class LLM:
 
     def __init__(self, model: str, **options: object) -> None:
         self._closed = True  # until something needs closing
+        self._requests = RequestRegistry()
         self.options = EngineOptions.from_kwargs(model, **options)
         self.model_config = load_model_config(self.options.model)
         self.tokenizer = load_tokenizer(self.options.tokenizer or self.options.model)
@@ -64,24 +69,17 @@ class LLM:
         check_expert_split(self.model_config.moe, size, self.options.expert_parallel)
         self._executor: Executor = make_executor(self.options)
         self._closed = False
-        self._requests = RequestTable()
-        self._unclaimed: list[RequestOutput] = []  # ended while another call was waiting
         self._next_id = 0
-        self.on_step: Callable[[StepEvents], None] | None = None  # for measurements
-        self._log: StepLogWriter | None = None
+        self.on_step: Callable[[CommittedStep], None] | None = None  # for measurements
+        self._log = EngineLog(None)
         try:
             config = kernel_config(self.options, self._executor.info)
             if self.options.step_log is not None:
                 header = log_header(self.options, self.model_config, self._executor.info, config)
-                self._log = StepLogWriter(self.options.step_log, header)
+                self._log = EngineLog(StepLogWriter(self.options.step_log, header))
+            scheduler = Scheduler(config)
             self._loop = StepLoop(
-                Scheduler(config),
-                self._executor,
-                StepBuilder(
-                    config.max_num_seqs, table_width(config.max_model_len, config.block_size)
-                ),
-                self._log,
-                self.options.debug,
+                scheduler, self._executor, self._requests, self._log, self.options.debug
             )
         except BaseException:
             self.close()
@@ -120,22 +118,20 @@ class LLM:
             RequestRejected, InputError, ConfigError: a prompt or its parameters are wrong.
             StepFailed: computing failed; the next call works unless a worker was lost.
         """
-        request_ids = self.add_requests(prompts, sampling_params)
-        own = frozenset(request_ids)
-        done: dict[RequestId, RequestOutput] = {}
-        with Progress(len(request_ids), enabled=use_tqdm) as progress:
-            try:
-                while len(done) < len(request_ids):
-                    for output in self._step(progress):
-                        if output.request_id not in own:
-                            self._unclaimed.append(output)
-                            continue
-                        done[output.request_id] = output
-                        progress.finish_request()
-            except BaseException:
-                self._drop(request_ids)
-                raise
-        return [done[request_id] for request_id in request_ids]
+        request_ids: list[RequestId] = []
+        try:
+            request_ids = self._add(prompts, sampling_params, is_kept=True)
+            with Progress(request_ids, enabled=use_tqdm) as progress:
+                waited_for = [*request_ids]
+                while waited_for:
+                    if waited_for[-1] in self._requests:
+                        self._advance(progress)
+                    else:
+                        waited_for.pop()
+            return self._requests.claim(request_ids)
+        except BaseException:
+            self._drop(request_ids)
+            raise
 
     def chat(
         self,
@@ -150,27 +146,18 @@ class LLM:
         self,
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> Iterator[RequestOutput]:
+    ) -> OutputStream:
         """Yields the output so far of every request after each step, the last one `finished`.
 
         Requests are queued at the call; closing the iterator early aborts what is left.
         """
-        request_ids = self.add_requests(prompts, sampling_params, stream=True)
-        return self._stream(request_ids)
-
-    def _stream(self, request_ids: list[RequestId]) -> Iterator[RequestOutput]:
-        left = dict.fromkeys(request_ids)
+        request_ids: list[RequestId] = []
         try:
-            while left:
-                ended: list[RequestOutput] = []
-                for output in self._step():
-                    mine = output.request_id in left
-                    (ended if mine else self._unclaimed).append(output)
-                    left.pop(output.request_id, None)
-                yield from self._requests.progress([*left])
-                yield from ended
-        finally:
-            self._drop([*left])
+            request_ids = self._add(prompts, sampling_params, stream=True, is_kept=True)
+            return OutputStream(self._requests, request_ids, self._advance, self._drop)
+        except BaseException:
+            self._drop(request_ids)
+            raise
 
     # Step by step ----------------------------------------------------------------------------
 
@@ -181,116 +168,121 @@ class LLM:
         stream: bool = False,
     ) -> list[RequestId]:
         """Queues all prompts, or none if one of them is wrong, and returns their ids."""
+        return self._add(prompts, sampling_params, stream)
+
+    def _add(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        stream: bool = False,
+        is_kept: bool = False,
+    ) -> list[RequestId]:
         self._check_open()
         items = split_prompts(prompts)
         params = per_prompt_params(sampling_params, len(items))
-        arrival_ns = self._loop.now_ns()
+        config = self._loop.scheduler.config
         vocab_size = self.model_config.vocab_size
         ready: list[tuple[Request, LiveRequest]] = []
         for place, (item, param) in enumerate(zip(items, params, strict=True)):
             prompt = to_token_prompt(item, self.tokenizer, vocab_size, place)
-            number = self._next_id + place
-            live = LiveRequest(number, prompt, param, arrival_ns, self.tokenizer, stream)
-            request = self._kernel_request(live)
-            check_request(self._loop.scheduler.config, request, self._requests)
+            live = self._live_request(self._next_id + place, prompt, param, stream, is_kept)
+            request = live.kernel_request(config.max_model_len)
+            check_request(config, request, self._requests)
             ready.append((request, live))
         self._next_id += len(ready)
-        for request, live in ready:
-            self._loop.add(request, self._sampling_of(request, live), arrival_ns)
-            self._requests.add(live)
-        return [request.request_id for request, _ in ready]
+        request_ids = [request.request_id for request, _ in ready]
+        try:
+            for request, live in ready:
+                self._loop.add(live, request)
+            return request_ids
+        except BaseException:
+            self._drop(request_ids)
+            raise
 
     def step(self) -> list[RequestOutput]:
         """Runs one step and returns the outputs of requests that have ended since the last call.
 
+        After a call that raised, the next one returns what had ended before and by the failure.
+
         Raises:
             StepFailed: it could not be computed; its requests end with reason `error`.
+            EngineClosed: a worker was lost, and all outputs have been handed over.
         """
-        ended, self._unclaimed = self._unclaimed, []
-        return ended + self._step()
+        if not (self._closed and self._requests.owes):
+            self._advance()
+        return self._requests.take()
 
     def abort(self, request_id: RequestId) -> RequestOutput | None:
-        """Ends a request in any state; returns its output, or None if no such request is live."""
+        """Ends a request in any state; returns its output, or None if no such request runs."""
         self._check_open()
         if request_id not in self._requests:
             return None
-        finished = self._loop.abort(request_id)
-        if finished is not None:
-            return self._requests.finish(finished, self._loop.now_ns())
-        self._settle()
-        return self._claim(request_id)
+        self._loop.abort(request_id)
+        if request_id in self._requests:
+            self._settle()
+        return self._requests.claim_one(request_id)
 
     @property
     def has_unfinished_requests(self) -> bool:
-        """Whether a request is queued or running."""
-        return len(self._requests) > 0
+        """Whether something is queued or under way, or `step` has an output to return."""
+        return self._requests.owes or (not self._closed and self._loop.num_open > 0)
 
     # Parts -----------------------------------------------------------------------------------
 
-    def _step(self, progress: Progress | None = None, refill: bool = True) -> list[RequestOutput]:
+    def _advance(self, progress: Progress | None = None, refill: bool = True) -> None:
+        """One step; what it ends is in the registry."""
         self._check_open()
         try:
-            events = self._loop.step(self._requests.watch, refill)
+            step = self._loop.step(refill)
         except BaseException:
-            now_ns = self._loop.now_ns()
-            failed = self._loop.take_failed()
-            self._unclaimed += [self._requests.finish(item, now_ns) for item in failed]
             if self._executor.is_dead:
-                self.close()
+                self._shut_down()
             raise
-        if events is None:
-            return []
+        if step is None:
+            assert not self._requests.num_running, "a request runs that the kernel does not know"
+            return
         if progress is not None:
-            progress.count(events.plan, events.duration_ns)
+            progress.count(step)
         if self.on_step is not None:
-            self.on_step(events)
-        outputs = self._requests.record(events)
-        if not len(self._requests):
-            # The step ahead holds blocks of requests that ended meanwhile until its commit.
-            self._settle()
-        return outputs
+            self.on_step(step)
+        if not self._requests.num_running and self._loop.num_open:
+            # The step ahead holds blocks of requests that ended meanwhile until its commit; no
+            # request is left that its failure could concern.
+            with contextlib.suppress(StepFailed):
+                self._settle()
 
     def _settle(self) -> None:
         """Commits the open steps without starting new ones."""
         while self._loop.num_open:
-            self._unclaimed += self._step(refill=False)
+            self._advance(refill=False)
 
     def _drop(self, request_ids: Sequence[RequestId]) -> None:
         """Takes the requests of a failed or abandoned call out of the engine."""
-        left = [name for name in request_ids if name in self._requests]
-        if not self._closed and left:
-            for request_id in left:
-                finished = self._loop.abort(request_id)
-                if finished is not None:
-                    self._requests.finish(finished, self._loop.now_ns())
+        running = [name for name in request_ids if name in self._requests]
+        self._requests.disown(request_ids)
+        if self._closed:
+            return
+        for request_id in running:
+            self._loop.abort(request_id)
+        if running:
             with contextlib.suppress(StepFailed, EngineClosed):
                 self._settle()
-        own = frozenset(request_ids)
-        self._unclaimed = [item for item in self._unclaimed if item.request_id not in own]
 
-    def _claim(self, request_id: RequestId) -> RequestOutput | None:
-        for place, output in enumerate(self._unclaimed):
-            if output.request_id == request_id:
-                return self._unclaimed.pop(place)
-        return None
-
-    def _kernel_request(self, live: LiveRequest) -> Request:
-        params, prompt = live.params, live.prompt.token_ids
-        limit = self._loop.scheduler.config.max_model_len
+    def _live_request(
+        self,
+        number: int,
+        prompt: TokenPrompt,
+        params: SamplingParams,
+        stream: bool,
+        is_kept: bool,
+    ) -> LiveRequest:
         stops = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stops |= self._eos_token_ids  # BUG-C48
-        return Request(
-            live.request_id,
-            Prompt(prompt),
-            max(1, limit - len(prompt)) if params.max_tokens is None else params.max_tokens,
-            stop_token_ids=stops,
-            min_tokens=params.min_tokens,
-        )
-
-    def _sampling_of(self, request: Request, live: LiveRequest) -> RequestSampling:
-        seed = request_seed(live.params, self.options.seed, live.number)
-        return RequestSampling(live.params, seed, len(request.prompt), request.stop_token_ids)
+        seed = request_seed(params, self.options.seed, number)
+        sampling = RequestSampling(params, seed, len(prompt.token_ids), stops)
+        now_ns = self._loop.now_ns()
+        return LiveRequest(number, prompt, sampling, now_ns, self.tokenizer, stream, is_kept)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -300,12 +292,16 @@ class LLM:
 
     def close(self) -> None:
         """Frees devices and worker processes and completes the step log; idempotent."""
+        self._shut_down()
+        self._requests.clear()
+
+    def _shut_down(self) -> None:
+        """What `close` does, except that outputs can still be handed over."""
         if self._closed:
             return
         self._closed = True
         try:
-            if self._log is not None:
-                self._log.close()
+            self._log.close()
         finally:
             self._executor.close()
 

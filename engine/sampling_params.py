@@ -18,10 +18,11 @@ class SamplingParams:
     """How one request is sampled and when it ends.
 
     `temperature=0` is greedy. `top_k=0` and `top_k=-1` keep every token, `max_tokens=None` runs
-    to `max_model_len`. The order of the filters is temperature, top-k, top-p, min-p. A request
-    with `seed` gives the same tokens whatever else runs. `stop` holds strings that are cut from
-    the text; `stop_token_ids` end the output and stay in `token_ids`. Before `min_tokens` outputs
-    no stop rule counts and the stop ids cannot be drawn.
+    to `max_model_len`. The order of the filters is temperature, top-k, top-p, min-p. With `seed`
+    the random numbers of a request depend on nothing else that runs; its logits still differ in
+    their last bits with the shape of the batch (docs/numerics.md), which can turn a close draw.
+    `stop` holds strings that are cut from the text; `stop_token_ids` end the output and stay in
+    `token_ids`. Before `min_tokens` outputs no stop rule counts and the stop ids cannot be drawn.
 
     Raises:
         ConfigError: a value is impossible.
@@ -101,6 +102,27 @@ class SamplingParams:
         if self.is_greedy:
             return False
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSampling:
+    """What the runners must know to sample for one request."""
+
+    params: SamplingParams
+    seed: int
+    prompt_len: int
+    stop_token_ids: frozenset[int]
+
+    @property
+    def is_special(self) -> bool:
+        """True if temperature and seed alone do not decide every token."""
+        params = self.params
+        return params.filters_tokens or params.logprobs is not None or self.bans_tokens
+
+    @property
+    def bans_tokens(self) -> bool:
+        """True if some ids must not be drawn at first."""
+        return self.params.min_tokens > 0 and bool(self.stop_token_ids)
 
 
 def _require_within(option: str, value: object, least: float, most: float | None) -> None:

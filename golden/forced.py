@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from engine.core import KernelConfig, Prompt, Request, Scheduler, StepPlan, audit
+from engine.core.request import RequestId
 from engine.distributed.group import TpGroup
 from engine.options import EngineOptions
-from engine.sampling_params import SamplingParams
-from engine.step.builder import RequestSampling, StepBuilder
+from engine.sampling_params import RequestSampling, SamplingParams
+from engine.step.builder import StepBuilder
 from engine.step.header import kernel_config
 from engine.worker.command import StepCommand
 from engine.worker.runner import ModelRunner
@@ -139,6 +140,7 @@ class ForcedRunner:
         self._tables = hashlib.sha256()
         self._hook = self.model.register_forward_hook(self._keep_hidden)
         self.scheduler = self._new_scheduler()
+        self._sampling: dict[RequestId, RequestSampling] = {}
         self._builder = self._new_builder()
 
     @property
@@ -162,7 +164,7 @@ class ForcedRunner:
         for number, sequence in enumerate(sequences):
             seed = number if params.seed is None else params.seed
             sampling = RequestSampling(params, seed, len(sequence.prompt), frozenset())
-            self._builder.add(sequence.name, sampling)
+            self._sampling[sequence.name] = sampling
         events = drive(
             self.scheduler, sequences, lambda plan: self._execute(plan, observed), arrivals
         )
@@ -202,7 +204,9 @@ class ForcedRunner:
         return Scheduler(self.config)
 
     def _new_builder(self) -> StepBuilder:
-        return StepBuilder(self.options.max_num_seqs, self.runner.state.width)
+        return StepBuilder(
+            self.options.max_num_seqs, self.runner.state.width, self._sampling.__getitem__
+        )
 
     def _keep_hidden(self, _module: object, _inputs: object, output: Tensor) -> None:
         self._step_hidden = output

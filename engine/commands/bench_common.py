@@ -17,7 +17,7 @@ from pathlib import Path
 from engine.core.errors import InputError
 from engine.llm import LLM
 from engine.models.presets import PRESETS
-from engine.step.loop import StepEvents
+from engine.requests.committed_step import CommittedStep
 from engine.worker.probe import PEAK_MEMORY_BYTES
 
 # Decode steps are grouped by batch size up to these limits.
@@ -30,7 +30,7 @@ class StepStatistics:
     def __init__(self) -> None:
         self._steps: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
 
-    def add(self, events: StepEvents) -> None:
+    def add(self, events: CommittedStep) -> None:
         """Books a step; usable as `LLM.on_step`."""
         times = (events.duration_ns, events.device_ns or 0, events.host_ns)
         self._steps[_kind(events)].append(times)
@@ -51,7 +51,7 @@ class StepStatistics:
         }
 
 
-def _kind(events: StepEvents) -> str:
+def _kind(events: CommittedStep) -> str:
     plan = events.plan
     if plan.chunks:
         return "mixed" if len(plan.decode) else "prefill"

@@ -53,7 +53,8 @@ class CompletionOutput:
 
     `finish_reason` is `stop`, `length`, `abort` or `error`, None while it runs. `stop_reason` is
     the stop id or string that ended it, None for an EOS id and for every other reason.
-    `logprobs` holds one dict per token, the sampled token included.
+    `logprobs` holds one dict per token, the sampled token included. `error` says what went wrong
+    if the reason is `error`.
     """
 
     index: int
@@ -62,6 +63,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     logprobs: list[dict[int, Logprob]] | None = None
+    error: str | None = None
 
     @property
     def finished(self) -> bool:

@@ -7,44 +7,29 @@ that it mirrors is whether the decode rows are still those of the step before.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from engine.core.plan import Chunk, StepPlan
 from engine.core.request import RequestId
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import RequestSampling
 from engine.worker.command import BannedTokens, ChunkCommand, SlotParams, StepCommand
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSampling:
-    """What the runners must know to sample for one request."""
-
-    params: SamplingParams
-    seed: int
-    prompt_len: int
-    stop_token_ids: frozenset[int]
-
-    @property
-    def is_special(self) -> bool:
-        """True if temperature and seed alone do not decide every token."""
-        params = self.params
-        return params.filters_tokens or params.logprobs is not None or self.bans_tokens
-
-    @property
-    def bans_tokens(self) -> bool:
-        """True if some ids must not be drawn at first."""
-        return self.params.min_tokens > 0 and bool(self.stop_token_ids)
-
-
 class StepBuilder:
-    """Assigns a slot to every request that holds blocks, and turns plans into commands."""
+    """Assigns a slot to every request that holds blocks, and turns plans into commands.
 
-    def __init__(self, num_slots: int, width: int) -> None:
+    `sampling_of` tells how a request that is admitted is sampled; `width` is the number of
+    columns of a block table.
+    """
+
+    def __init__(
+        self, num_slots: int, width: int, sampling_of: Callable[[RequestId], RequestSampling]
+    ) -> None:
         self._width = width
+        self._sampling_of = sampling_of
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._slots: dict[RequestId, int] = {}
-        self._requests: dict[RequestId, RequestSampling] = {}
         self._special: dict[RequestId, RequestSampling] = {}
         self._generation: int | None = None
         self._next_clock = 0
@@ -54,13 +39,8 @@ class StepBuilder:
         """Slots without a request."""
         return len(self._free_slots)
 
-    def add(self, request_id: RequestId, sampling: RequestSampling) -> None:
-        """Registers a request; it gets a slot when it is first admitted."""
-        self._requests[request_id] = sampling
-
     def remove(self, request_id: RequestId) -> None:
-        """Forgets a finished request; its slot is free for the next plan."""
-        self._requests.pop(request_id, None)
+        """Frees the slot of a request that has ended, for the next plan."""
         self._release(request_id)
 
     def forget_rows(self) -> None:
@@ -88,7 +68,7 @@ class StepBuilder:
 
     def _admit(self, request_id: RequestId) -> SlotParams:
         slot = self._slots[request_id] = self._free_slots.pop()
-        sampling = self._requests[request_id]
+        sampling = self._sampling_of(request_id)
         if sampling.is_special:
             self._special[request_id] = sampling
         params = sampling.params
@@ -148,18 +128,8 @@ class StepBuilder:
             # The row computes `position`, so it draws output number position - prompt_len + 2.
             if special.bans_tokens and position + 1 - special.prompt_len < params.min_tokens:
                 banned.append(BannedTokens(row, array("q", sorted(special.stop_token_ids))))
-        return StepCommand(
-            step=command.step,
-            num_decodes=command.num_decodes,
-            decode_slots=command.decode_slots,
-            decode_positions=command.decode_positions,
-            table_index=command.table_index,
-            table_blocks=command.table_blocks,
-            new_slots=command.new_slots,
-            chunks=command.chunks,
-            needs_filters=needs_filters,
-            num_logprobs=num_logprobs,
-            banned=tuple(banned),
+        return replace(
+            command, needs_filters=needs_filters, num_logprobs=num_logprobs, banned=tuple(banned)
         )
 
 
@@ -171,12 +141,6 @@ def _sampled_rows(plan: StepPlan) -> Iterable[tuple[RequestId, int]]:
     for chunk in plan.chunks:
         if chunk.samples:
             yield chunk.request_id, chunk.first_position + chunk.num_tokens - 1
-
-
-def in_batch_order(plan: StepPlan, by_row: Sequence[int]) -> Sequence[int]:
-    """Items of the sampled rows (decodes first, then chunks) in the plan's batch order."""
-    order = batch_order(plan)
-    return by_row if order is None else [by_row[row] for row in order]
 
 
 def batch_order(plan: StepPlan) -> list[int] | None:

@@ -13,22 +13,24 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from types import TracebackType
 
 from engine.core.audit import audit
 from engine.core.errors import LockstepError
-from engine.core.plan import Finished, StepOutcome, StepPlan
+from engine.core.plan import Finished, StepPlan
 from engine.core.request import Request, RequestId
 from engine.core.scheduler import Scheduler
-from engine.step.builder import RequestSampling, StepBuilder, batch_order
-from engine.steplog.api import AddRecord, StepEvent, StepLogWriter
-from engine.worker.command import StepLogprobs, StepResult
+from engine.requests.committed_step import CommittedStep, StepLogprobs
+from engine.requests.live import LiveRequest
+from engine.requests.registry import RequestRegistry
+from engine.step.builder import StepBuilder, batch_order
+from engine.step.log import EngineLog
+from engine.worker.command import StepResult
 from engine.worker.executor import Executor
 from engine.worker.graphs import bucket_for
-
-# Called with a plan and its tokens before they are committed; returns the ids to stop.
-TokenWatcher = Callable[[StepPlan, Sequence[int]], Collection[RequestId]]
+from engine.worker.kv_cache import table_width
 
 
 class StepFailed(LockstepError):
@@ -36,23 +38,6 @@ class StepFailed(LockstepError):
 
     The scheduler is clean, and the engine takes further requests unless its executor is dead.
     """
-
-
-@dataclass(frozen=True, slots=True)
-class StepEvents:
-    """What one committed step changed; tokens and logprobs are in the order of
-    `plan.sampled_ids`, voided entries included."""
-
-    plan: StepPlan
-    token_ids: Sequence[int]
-    outcome: StepOutcome
-    start_ns: int
-    end_ns: int
-    duration_ns: int
-    host_ns: int
-    device_ns: int | None
-    graph_bucket: int | None
-    logprobs: StepLogprobs | None = None
 
 
 @dataclass(slots=True)
@@ -66,30 +51,37 @@ class _OpenStep:
 
 
 class StepLoop:
-    """Owns the kernel and drives the executor."""
+    """Owns the kernel, drives the executor and keeps the registry of requests true.
+
+    Whatever is raised in here, interrupts included, is undone before it leaves: open steps are
+    discarded, their requests end with reason `error`. Where the kernel itself was at work, its
+    state is not trusted: all running requests end so, and a fresh kernel takes over.
+    """
 
     def __init__(
         self,
         scheduler: Scheduler,
         executor: Executor,
-        builder: StepBuilder,
-        log: StepLogWriter | None,
-        debug: bool,
+        requests: RequestRegistry,
+        log: EngineLog | None = None,
+        debug: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
-        self._builder = builder
+        self.requests = requests
+        self._builder = self._new_builder()
         self._graph_sizes = executor.info.graph_sizes
         # A CPU in this process computes within `launch`; that is no cost of the host's own work.
         info = executor.info
         self._launch_computes = info.device == "cpu" and info.tensor_parallel_size == 1
-        self._log = log
+        self._log = EngineLog(None) if log is None else log
         self._debug = debug
         self._depth = 2 if scheduler.config.async_scheduling else 1
         self._open: deque[_OpenStep] = deque()
-        self._failed: list[Finished] = []
         self._origin_ns = time.perf_counter_ns()
         self._last_end_ns = 0
+        self._is_torn = False  # kernel and registry are being changed
+        self._guard = _Guard(self)
 
     def now_ns(self) -> int:
         """Nanoseconds since the engine started; the clock of log and metrics."""
@@ -100,33 +92,30 @@ class StepLoop:
         """Steps that were scheduled and not committed."""
         return len(self._open)
 
-    @property
-    def has_work(self) -> bool:
-        """Whether a step would do anything."""
-        return bool(self._open) or self.scheduler.has_work
+    def add(self, live: LiveRequest, request: Request) -> None:
+        """Queues a request that the kernel's `check_request` has accepted."""
+        with self._guard:
+            self._is_torn = True
+            self.scheduler.add(request)
+            self.requests.add(live)
+            self._is_torn = False
+            arrival_ns = live.metrics.arrival_ns
+            self._log.add(request, arrival_ns, self.now_ns(), len(self._open))
 
-    def add(self, request: Request, sampling: RequestSampling, arrival_ns: int) -> None:
-        """Queues a request.
+    def abort(self, request_id: RequestId) -> None:
+        """Ends a running request now, or at the commit of the open step."""
+        with self._guard:
+            if request_id not in self.requests:  # undoing an earlier call has ended it
+                return
+            self._is_torn = True
+            open_plans = len(self._open)
+            finished = self.scheduler.abort(request_id)
+            if finished is not None:
+                self._end(finished, self.now_ns())
+            self._is_torn = False
+            self._log.abort(request_id, self.now_ns(), open_plans)
 
-        Raises:
-            RequestRejected: it can never run; nothing has changed.
-        """
-        self.scheduler.add(request)
-        self._builder.add(request.request_id, sampling)
-        if self._log is not None:
-            self._log.add(AddRecord(request, arrival_ns, self.now_ns(), open_plans=len(self._open)))
-
-    def abort(self, request_id: RequestId) -> Finished | None:
-        """Ends a request now, or at the commit of the open step (None)."""
-        open_plans = len(self._open)
-        finished = self.scheduler.abort(request_id)
-        if self._log is not None:
-            self._log.abort(request_id, self.now_ns(), open_plans=open_plans)
-        if finished is not None:
-            self._builder.remove(request_id)
-        return finished
-
-    def step(self, watch: TokenWatcher, refill: bool = True) -> StepEvents | None:
+    def step(self, refill: bool = True) -> CommittedStep | None:
         """Runs one step to its commit; with `refill=False` nothing new is scheduled.
 
         Returns None if there was nothing to do.
@@ -135,27 +124,24 @@ class StepLoop:
             StepFailed: computing it failed.
         """
         try:
-            if refill:
-                self._fill()
-            if not self._open:
-                return None
-            return self._finish_oldest(watch)
+            with self._guard:
+                if refill:
+                    self._fill()
+                if not self._open:
+                    return None
+                return self._finish_oldest()
         except Exception as error:
-            self._discard_all()
-            raise StepFailed(f"the step failed: {type(error).__name__}: {error}") from error
-        except BaseException:  # an interrupt leaves nothing half-done either
-            self._discard_all()
-            raise
+            raise StepFailed(f"the step failed: {_words(error)}") from error
 
     def _fill(self) -> None:
         while len(self._open) < self._depth and self.scheduler.has_work:
             begin_ns = self.now_ns()
-            open_plans = len(self._open)
+            self._is_torn = True
             plan = self.scheduler.schedule()
-            # From here on the plan is open, so a failure must discard it.
-            step = _OpenStep(plan, False, begin_ns, 0, open_plans, None)
+            step = _OpenStep(plan, False, begin_ns, 0, len(self._open), None)
             self._open.append(step)
             command = self._builder.build(plan)
+            self._is_torn = False
             if plan.num_entries:
                 if self._graph_sizes and not plan.chunks:
                     step.bucket = bucket_for(len(plan.decode), self._graph_sizes)
@@ -163,12 +149,13 @@ class StepLoop:
                 step.launched = True
             step.host_ns = self.now_ns() - begin_ns
 
-    def _finish_oldest(self, watch: TokenWatcher) -> StepEvents:
+    def _finish_oldest(self) -> CommittedStep:
         step = self._open[0]
         result = self.executor.collect() if step.launched else None
         end_ns = self.now_ns()
         tokens, logprobs = _in_batch_order(step.plan, result)
-        stopped = watch(step.plan, tokens)
+        self._is_torn = True
+        stopped = self.requests.watch(step.plan, tokens)
         outcome = self.scheduler.commit(step.plan, tokens, stopped)
         self._open.popleft()
         for finished in outcome.finished:
@@ -181,7 +168,7 @@ class StepLoop:
         # Overlapping steps share the device: one starts where the one before ended.
         start_ns = max(step.start_ns, self._last_end_ns)
         self._last_end_ns = end_ns
-        events = StepEvents(
+        committed = CommittedStep(
             plan=step.plan,
             token_ids=tokens,
             outcome=outcome,
@@ -193,32 +180,34 @@ class StepLoop:
             graph_bucket=step.bucket,
             logprobs=logprobs,
         )
-        if self._log is not None:
-            self._write_log(self._log, events, step.open_plans)
-        return events
+        self.requests.record(committed)
+        self._is_torn = False
+        self._log.step(committed, step.open_plans)
+        return committed
 
-    def _write_log(self, log: StepLogWriter, events: StepEvents, open_plans: int) -> None:
-        log.step(
-            StepEvent(
-                events.plan,
-                events.outcome,
-                events.start_ns,
-                events.duration_ns,
-                host_ns=events.host_ns,
-                device_ns=events.device_ns,
-                graph_bucket=events.graph_bucket,
-                open_plans=open_plans,
-            )
-        )
+    def _end(self, finished: Finished, end_ns: int, error: str = "") -> None:
+        self._builder.remove(finished.request_id)
+        self.requests.finish(finished, end_ns, error)
 
-    def take_failed(self) -> tuple[Finished, ...]:
-        """The requests that failed steps ended since the last call."""
-        failed, self._failed = tuple(self._failed), []
-        return failed
+    # After a failure --------------------------------------------------------------------------
 
-    def _discard_all(self) -> None:
-        """Undoes every open step after a failure; their requests are over."""
+    def undo(self, error: BaseException | None) -> None:
+        """Brings kernel, registry and executor back to a state without open steps.
+
+        May be interrupted and called again.
+        """
+        is_torn, self._is_torn = self._is_torn, True
+        cause = "the step was interrupted" if error is None else _words(error)
+        self._log.mend(cause)
         self.executor.reset()
+        if is_torn or self.executor.is_dead:
+            self._start_over(cause)
+        else:
+            self._discard_open(cause)
+        self._is_torn = False
+
+    def _discard_open(self, cause: str) -> None:
+        """Undoes every open step; the requests in them are over."""
         self._builder.forget_rows()
         if not self._open:
             return
@@ -226,21 +215,56 @@ class StepLoop:
         self._open.clear()
         failed = self.scheduler.discard(steps[0].plan)
         end_ns = self.now_ns()
-        for request in failed:
-            self._builder.remove(request.request_id)
-        self._failed += failed
+        for finished in failed:
+            self._end(finished, end_ns, cause)
         for index, step in enumerate(steps):
             start_ns = max(step.start_ns, self._last_end_ns)
-            if self._log is not None:
-                ended = failed if index == 0 else ()
-                self._log.discarded(
-                    step.plan,
-                    ended,
-                    start_ns,
-                    max(0, end_ns - start_ns),
-                    open_plans=step.open_plans,
-                )
+            ended = failed if index == 0 else ()
+            duration_ns = max(0, end_ns - start_ns)
+            self._log.discarded(step.plan, ended, start_ns, duration_ns, step.open_plans)
             self._last_end_ns = end_ns
+
+    def _start_over(self, cause: str) -> None:
+        """Replaces a kernel that cannot be trusted; its cache and every running request go."""
+        self._log.end_early(cause)
+        self.scheduler = Scheduler(self.scheduler.config)
+        self._builder = self._new_builder()
+        self._open.clear()
+        self.requests.fail_all(cause, self.now_ns())
+
+    def _new_builder(self) -> StepBuilder:
+        config = self.scheduler.config
+        width = table_width(config.max_model_len, config.block_size)
+        return StepBuilder(config.max_num_seqs, width, self.requests.sampling_of)
+
+
+class _Guard:
+    """Undoes what a call has left half-done: when it raises, or before the next one."""
+
+    __slots__ = ("_is_busy", "_loop")
+
+    def __init__(self, loop: StepLoop) -> None:
+        self._loop = loop
+        self._is_busy = False
+
+    def __enter__(self) -> None:
+        if self._is_busy:  # an interrupt came between the end of a call and its undoing
+            self._loop.undo(None)
+        self._is_busy = True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self._loop.undo(error)
+        self._is_busy = False
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _in_batch_order(

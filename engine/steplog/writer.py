@@ -135,6 +135,11 @@ class StepLogWriter:
         elif isinstance(record, StepRecord):
             state.num_steps += 1
 
+    def drop_held(self) -> None:
+        """Forgets adds and aborts that stand behind steps which will never be logged."""
+        for state in self._replicas:
+            state.held.clear()
+
     def close(self) -> None:
         """Completes the file and gives it its name."""
         for state in self._replicas:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
+from engine.requests.committed_step import StepLogprobs
+
 
 @dataclass(frozen=True, slots=True)
 class SlotParams:
@@ -77,16 +79,6 @@ class StepCommand:
     def needs_all_logits(self) -> bool:
         """True if some row's sampling or log probabilities need its whole distribution."""
         return self.needs_filters or self.num_logprobs is not None
-
-
-@dataclass(frozen=True, slots=True)
-class StepLogprobs:
-    """Log probabilities of the sampled rows."""
-
-    sampled: list[float]
-    ranks: list[int]
-    top_ids: list[list[int]]
-    top_logprobs: list[list[float]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -53,8 +52,3 @@ def installed_versions(device: torch.device) -> dict[str, str]:
     if device.type == "cuda":
         found["cuda"] = str(torch.version.cuda)
     return found
-
-
-def has_package(name: str) -> bool:
-    """Whether a package could be imported."""
-    return importlib.util.find_spec(name) is not None

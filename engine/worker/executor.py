@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 from engine.options import EngineOptions
 from engine.worker.command import StepCommand, StepResult
 from engine.worker.info import RunnerInfo
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Executor(Protocol):
@@ -42,7 +47,11 @@ class Executor(Protocol):
 
 
 class LocalExecutor:
-    """One runner in this process."""
+    """One runner in this process.
+
+    On a GPU it has a stream of its own, so neither the caller's current device nor its streams
+    can change the order of its work.
+    """
 
     def __init__(self, options: EngineOptions) -> None:
         from engine.distributed.group import TpGroup
@@ -50,34 +59,83 @@ class LocalExecutor:
         from engine.worker.probe import RankProbe
         from engine.worker.runner import ModelRunner
 
-        self.runner = ModelRunner(options, TpGroup(), resolve_device(options, 0))
+        device = resolve_device(options, 0)
+        self._own_stream = _own_stream(device)
+        self._is_dead = False
+        with self._own_stream():
+            self.runner = ModelRunner(options, TpGroup(), device)
         self.info = self.runner.info
         self._probe = RankProbe(self.runner)
 
     @property
     def is_dead(self) -> bool:
-        """Nothing outlives this process, so it never dies."""
-        return False
+        """True once the device fails even when nothing is asked of it (a sticky CUDA error)."""
+        return self._is_dead
 
     def launch(self, command: StepCommand) -> None:
-        """Starts a step."""
-        self.runner.launch(command)
+        """Starts a step; one that finds too little memory is tried a second time."""
+        import torch
+
+        with self._own_stream():
+            if command.is_plain and not command.chunks:  # its memory is there since the start
+                self.runner.launch(command)
+                return
+            state = self.runner.state
+            kept = [(row, row.clone()) for row in (state.row_positions, state.last_tokens)]
+            try:
+                self.runner.launch(command)
+            except torch.OutOfMemoryError:
+                self._free_memory()
+                for row, before in kept:
+                    row.copy_(before)
+                self.runner.launch(command)
+
+    def _free_memory(self) -> None:
+        """Waits for the step before and gives its cached memory back to the device."""
+        import torch
+
+        if self.runner.device.type == "cuda":
+            torch.cuda.synchronize(self.runner.device)
+            torch.cuda.empty_cache()
 
     def collect(self) -> StepResult:
         """Waits for the oldest step."""
-        return self.runner.collect()
+        with self._own_stream():
+            return self.runner.collect()
 
     def reset(self) -> None:
         """Forgets the steps under way."""
-        self.runner.drop_steps()
+        try:
+            self.runner.drop_steps()
+        except Exception:
+            # An error of the device that comes back at every call; only a new process is free
+            # of it. The caller has the error that came first.
+            self._is_dead = True
 
     def ask(self, question: str) -> list[str]:
         """The one runner's answer."""
-        return [self._probe.answer(question)]
+        with self._own_stream():
+            return [self._probe.answer(question)]
 
     def close(self) -> None:
         """Frees the model and the KV cache."""
-        self.runner.close()
+        try:
+            self.runner.close()
+        except Exception:
+            if not self._is_dead:
+                raise
+
+
+def _own_stream(
+    device: torch.device,
+) -> Callable[[], contextlib.AbstractContextManager[object]]:
+    """Makes contexts in which a fresh stream of the device is the current one."""
+    if device.type != "cuda":
+        return contextlib.nullcontext
+    import torch
+
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return lambda: torch.cuda.stream(stream)
 
 
 def make_executor(options: EngineOptions) -> Executor:

@@ -15,17 +15,17 @@ from torch import Tensor
 from engine.distributed.group import TpGroup
 from engine.layers.sharding import Shard
 from engine.models.decoder import Decoder
+from engine.requests.committed_step import StepLogprobs
 from engine.sampler import (
     Logprobs,
     SamplingBatch,
     ban_tokens,
-    compute_logprobs,
     sample,
     sample_keys,
     token_of_key,
 )
 from engine.worker.batch_state import BatchState
-from engine.worker.command import StepCommand, StepLogprobs
+from engine.worker.command import StepCommand
 
 
 class RowSampler:
@@ -83,11 +83,6 @@ def sample_over_ranks(
     if group.size == 1:
         return sample(local_logits, batch)
     return token_of_key(group.all_reduce_max(sample_keys(local_logits, batch, vocab.start)))
-
-
-def logprob_tensors(logits: Tensor, token_ids: Tensor, num_top: int) -> Logprobs:
-    """Log probabilities under the model's own distribution, still on the device."""
-    return compute_logprobs(logits, token_ids, num_top)
 
 
 def to_step_logprobs(columns: Logprobs) -> StepLogprobs:

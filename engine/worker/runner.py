@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.attention.base import AttentionMetadata
 from engine.distributed.group import TpGroup
 from engine.options import EngineOptions
-from engine.sampler import Logprobs
+from engine.sampler import Logprobs, compute_logprobs
 from engine.worker.batch_state import BatchState
 from engine.worker.command import StepCommand, StepResult
 from engine.worker.device import device_name, installed_versions
@@ -26,7 +26,7 @@ from engine.worker.graphs import DecodeGraphs, graph_batch_sizes
 from engine.worker.info import RunnerInfo
 from engine.worker.inputs import mixed_step_inputs
 from engine.worker.kv_cache import allocate_pool, table_width
-from engine.worker.row_sampler import RowSampler, logprob_tensors, to_step_logprobs
+from engine.worker.row_sampler import RowSampler, to_step_logprobs
 from engine.worker.startup import LoadedModel, MemoryPlan, load_model, plan_memory
 
 _MAX_STEPS_UNDER_WAY = 2
@@ -129,10 +129,12 @@ class ModelRunner:
 
     def close(self) -> None:
         """Frees the device memory; a second call does nothing."""
-        self.drop_steps()
-        for name in ("graphs", "model", "kv_caches", "_pool", "state", "_sampler", "hidden"):
-            if hasattr(self, name):
-                delattr(self, name)
+        try:
+            self.drop_steps()
+        finally:  # a device in error still lets go of what is here
+            for name in ("graphs", "model", "kv_caches", "_pool", "state", "_sampler", "hidden"):
+                if hasattr(self, name):
+                    delattr(self, name)
         if self._is_cuda:
             torch.cuda.empty_cache()
 
@@ -181,7 +183,7 @@ class ModelRunner:
         self._keep(tokens)
         if command.num_logprobs is None:
             return None
-        return logprob_tensors(logits, tokens, command.num_logprobs)
+        return compute_logprobs(logits, tokens, command.num_logprobs)
 
     def _sample_rows(self, num_rows: int) -> None:
         """LM head and plain sampling of the marked rows; works on persistent buffers only."""

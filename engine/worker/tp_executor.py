@@ -20,6 +20,7 @@ from engine.core.errors import LockstepError
 from engine.options import EngineOptions
 from engine.worker.command import StepCommand, StepResult
 from engine.worker.info import RunnerInfo
+from engine.worker.interrupts import DeferredInterrupt
 from engine.worker.tp_messages import decode_result, encode_command
 from engine.worker.tp_worker import (
     ASK,
@@ -127,11 +128,18 @@ class TpExecutor:
         self._kill()
 
     def _broadcast(self, message: bytes) -> None:
+        if self._closed:
+            raise WorkerFailed("the workers have ended")
         try:
-            for pipe in self._pipes:
-                pipe.send_bytes(message)
+            with DeferredInterrupt():
+                for pipe in self._pipes:
+                    pipe.send_bytes(message)
         except OSError as error:
             raise self._failure() from error
+        except BaseException:
+            # Some ranks have the message and some have not, or one has half of it.
+            self._kill()
+            raise
 
     def _receive(self, rank: int) -> bytes:
         """The next payload of a rank; any rank's failure ends the wait."""
@@ -156,9 +164,13 @@ class TpExecutor:
 
     def _payload(self, rank: int) -> bytes:
         try:
-            message = self._pipes[rank].recv_bytes()
+            with DeferredInterrupt():
+                message = self._pipes[rank].recv_bytes()
         except (EOFError, OSError) as error:
             raise self._failure() from error
+        except BaseException:  # the pipe may stand in the middle of a message
+            self._kill()
+            raise
         if message[:1] in (FAILED, REFUSED):
             raise self._failure(message)
         return message[1:]

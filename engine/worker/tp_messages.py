@@ -10,12 +10,12 @@ import json
 import struct
 from array import array
 
+from engine.requests.committed_step import StepLogprobs
 from engine.worker.command import (
     BannedTokens,
     ChunkCommand,
     SlotParams,
     StepCommand,
-    StepLogprobs,
     StepResult,
 )
 

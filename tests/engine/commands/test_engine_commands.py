@@ -8,15 +8,15 @@ from array import array
 import torch
 
 from engine.core import KernelConfig, Prompt, Request, Scheduler, fake_token
-from engine.sampling_params import SamplingParams
-from engine.step.builder import RequestSampling, StepBuilder, batch_order
+from engine.requests.committed_step import StepLogprobs
+from engine.sampling_params import RequestSampling, SamplingParams
+from engine.step.builder import StepBuilder, batch_order
 from engine.worker.batch_state import BatchState
 from engine.worker.command import (
     BannedTokens,
     ChunkCommand,
     SlotParams,
     StepCommand,
-    StepLogprobs,
     StepResult,
 )
 from engine.worker.inputs import mixed_step_inputs
@@ -88,7 +88,8 @@ class Mirror:
         self.scheduler = Scheduler(KernelConfig(**config))
         config = self.scheduler.config
         width = -(-config.max_model_len // config.block_size)
-        self.builder = StepBuilder(config.max_num_seqs, width)
+        self.sampling = {}
+        self.builder = StepBuilder(config.max_num_seqs, width, self.sampling.__getitem__)
         rows = min(config.max_num_seqs, config.max_num_batched_tokens)
         self.state = BatchState(
             config.max_num_seqs, rows, width, config.block_size, torch.device("cpu")
@@ -99,7 +100,7 @@ class Mirror:
         self.prompts[request_id] = prompt
         self.scheduler.add(Request(request_id, Prompt(prompt), max_tokens))
         sampling = RequestSampling(SamplingParams(), request_id, len(prompt), frozenset())
-        self.builder.add(request_id, sampling)
+        self.sampling[request_id] = sampling
 
     def step(self):
         plan = self.scheduler.schedule()
