@@ -98,6 +98,7 @@ class StepLoop:
             self._is_torn = True
             self.scheduler.add(request)
             self.requests.add(live)
+            self._log.is_behind = True
             self._is_torn = False
             arrival_ns = live.metrics.arrival_ns
             self._log.add(request, arrival_ns, self.now_ns(), len(self._open))
@@ -112,6 +113,7 @@ class StepLoop:
             finished = self.scheduler.abort(request_id)
             if finished is not None:
                 self._end(finished, self.now_ns())
+            self._log.is_behind = True
             self._is_torn = False
             self._log.abort(request_id, self.now_ns(), open_plans)
 
@@ -181,6 +183,7 @@ class StepLoop:
             logprobs=logprobs,
         )
         self.requests.record(committed)
+        self._log.is_behind = True
         self._is_torn = False
         self._log.step(committed, step.open_plans)
         return committed
@@ -214,6 +217,7 @@ class StepLoop:
         steps = [*self._open]
         self._open.clear()
         failed = self.scheduler.discard(steps[0].plan)
+        self._log.is_behind = True
         end_ns = self.now_ns()
         for finished in failed:
             self._end(finished, end_ns, cause)

@@ -147,6 +147,8 @@ class _Replay:
             if not record.open_plans:
                 horizon = self._scheduler.decode_horizon(plan)
                 count = min(record.num_steps - offset, horizon)
+                if count > 1 and offset + count == record.num_steps and self._may_stop(record):
+                    count -= 1  # a run cannot end by a stop string, so the last step goes alone
             if count == 1:
                 self._open.append((plan, expected))
             else:
@@ -258,6 +260,9 @@ class _Replay:
                 f"the log has {len(outputs)}"
             )
         return outputs.tokens(first, live.num_outputs)
+
+    def _may_stop(self, record: DecodeStretch) -> bool:
+        return self._has_stop_strings and any(end.reason == "stop" for end in record.finished)
 
     def _stopped(self, record: StepRecord, tokens: dict[RequestId, int]) -> list[RequestId]:
         """Ids that a stop string ended, since their last token does not explain the reason."""

@@ -140,6 +140,17 @@ def test_a_disturbed_run_leaves_a_log_that_replays_or_none(folder, tmp_path, see
     assert [path for path in tmp_path.iterdir() if path != log] == []
 
 
+def test_a_stretch_of_decodes_that_a_stop_string_ends_replays(folder, tmp_path):
+    """Nobody has stop ids, so the replayed kernel would take the last step in one run too."""
+    log = tmp_path / "steps.jsonl"
+    with stand_in_engine(folder, step_log=str(log)) as llm:
+        stop = chr(0x100 + drawn(1, 7))
+        [output] = llm.generate([[1]], params(12, stop=[stop]), use_tqdm=False)
+        assert len(output.outputs[0].token_ids) > 3
+        assert output.outputs[0].finish_reason == "stop"
+    assert cli(["sim", "replay", str(log)]) == 0
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("seed", range(4))
