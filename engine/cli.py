@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NamedTuple
 
+from engine.arguments.suggest import did_you_mean
 from engine.core.errors import ConfigError, InputError, LockstepError, RequestRejected
 
 
@@ -60,7 +61,10 @@ VERBS: dict[str, Verb] = {
     "verify anomalies": Verb(
         "properties.timed_runs.anomalies:anomalies_main", "measure false beliefs about tuning"
     ),
-    "golden": Verb("golden.command:main", "compare the engine's numbers with HF Transformers"),
+    "golden run": Verb("golden.command:run_main", "compare numbers with HF Transformers on a CPU"),
+    "golden gpu": Verb("golden.command:gpu_main", "the same in 16-bit dtypes and real shapes"),
+    "golden explain": Verb("golden.command:explain_main", "show a small experiment step by step"),
+    "golden report": Verb("golden.command:report_main", "write a record as a table"),
 }
 
 # Which extra of the distribution brings a package that is not in the base install.
@@ -78,10 +82,19 @@ EXTRAS = {
     "ray": "ray",
     "optuna": "search",
     "scipy": "calibrate",
+    "pyarrow": "parquet",
 }
 # The shell's code for a process that a closed pipe ended.
 BROKEN_PIPE_CODE = 141
 INTERRUPT_CODE = 130
+# What a wrong path leads to; other errors of the system, such as a full disk, are failures.
+_WRONG_PATH = (
+    FileNotFoundError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,8 +112,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The interpreter flushes stdout once more at exit, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE_CODE
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
-        return _fail(f"{error.filename}: {error.strerror}", 2)
+    except MemoryError:
+        return _fail("there is not enough memory for what was asked", 1)
+    except OSError as error:
+        if error.filename is None or error.strerror is None:
+            raise
+        code = 2 if isinstance(error, _WRONG_PATH) else 1
+        return _fail(f"{error.filename}: {error.strerror}", code)
     except KeyboardInterrupt:
         return INTERRUPT_CODE
 
@@ -121,7 +139,9 @@ def _dispatch(words: list[str]) -> int:
         return 0
     if rest:
         verbs = [name for name in VERBS if name.startswith(group)]
-        return _fail(f"unknown verb {' '.join(words[:2])!r}; known: {', '.join(verbs)}", 2)
+        named = " ".join(words[: 1 + bool(group)])
+        meant = did_you_mean(" ".join(words[:2]), VERBS) or did_you_mean(named, VERBS)
+        return _fail(f"unknown verb {named!r}{meant}; known: {', '.join(verbs)}", 2)
     print(_usage(group), file=sys.stderr)
     return 2
 

@@ -8,91 +8,98 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.arguments.files import check_writable
+from engine.arguments.parser import VerbParser
+from engine.arguments.suggest import one_of
 from engine.core.errors import ConfigError, InputError
 
 EXPLAIN_TOPICS = ("prefix-cache", "tensor-parallel", "sampling")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Entry point of the verb."""
-    args = _parser().parse_args(argv)
-    handler = {"run": _run, "gpu": _gpu, "explain": _explain, "report": _report}[args.verb]
-    return handler(args)
+def run_main(argv: Sequence[str]) -> int:
+    """`lockstep golden run`."""
+    parser = VerbParser("golden run", "Every suite in small shapes, on this machine's CPU.")
+    _add_run_options(parser)
+    return _run(parser.parse(argv))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="lockstep golden", description="Compare the engine's numbers with HF Transformers."
-    )
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    run = verbs.add_parser("run", help="every suite in small shapes, on this machine's CPU")
-    _add_run_options(run)
-    gpu = verbs.add_parser("gpu", help="every suite in 16-bit dtypes and real shapes, on a GPU")
-    _add_run_options(gpu)
-    gpu.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    gpu.add_argument("--tiny", action="store_true", help="small shapes: a test of the run itself")
-    gpu.add_argument("--quick", action="store_true", help="bfloat16 only, and no 8B shape")
-    gpu.add_argument("--tp", type=int, default=1, metavar="N", help="also run N ranks (default 1)")
-    gpu.add_argument(
-        "--shape",
-        action="append",
-        default=[],
-        choices=("qwen3-0.6b", "qwen3-8b"),
-        help="only this large shape, and nothing else; may be given twice",
-    )
-    explain = verbs.add_parser("explain", help="a small experiment, printed step by step")
-    explain.add_argument("topic", choices=EXPLAIN_TOPICS)
-    report = verbs.add_parser("report", help="a record as a Markdown or HTML table")
-    report.add_argument("record", type=Path)
-    report.add_argument("--out", type=Path, help=".md or .html (default: Markdown to stdout)")
-    return parser
+def gpu_main(argv: Sequence[str]) -> int:
+    """`lockstep golden gpu`."""
+    parser = VerbParser("golden gpu", "Every suite in 16-bit dtypes and real shapes, on a GPU.")
+    _add_run_options(parser)
+    parser.option("device", "cuda", detail="auto is cuda")
+    parser.option("tiny")
+    parser.option("quick")
+    parser.option("tp", 1, detail="above 1, ranks are run too")
+    parser.option("shape")
+    return _gpu(parser.parse(argv))
 
 
-def _add_run_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, help="write the record to this JSON file")
-    parser.add_argument("--report", type=Path, help="write the table to this .md or .html file")
-    parser.add_argument(
-        "--smollm2", type=Path, metavar="FOLDER", help="SmolLM2 as an HF folder (else unpacked)"
-    )
-    parser.add_argument("--commit", help="the commit to record, where there is no git")
+def explain_main(argv: Sequence[str]) -> int:
+    """`lockstep golden explain`."""
+    topics = ", ".join(EXPLAIN_TOPICS)
+    parser = VerbParser("golden explain", "A small experiment, printed step by step.")
+    parser.add_argument("topic", help=f"one of {topics}")
+    args = parser.parse(argv)
+    if args.topic not in EXPLAIN_TOPICS:
+        raise ConfigError("topic", args.topic, one_of(args.topic, EXPLAIN_TOPICS))
+    return _explain(args)
+
+
+def report_main(argv: Sequence[str]) -> int:
+    """`lockstep golden report`."""
+    parser = VerbParser("golden report", "A record as a Markdown or HTML table.")
+    parser.add_argument("record", type=Path, help="record of a run")
+    parser.option("out", detail=".md or .html (Markdown to standard output if it is left out)")
+    args = parser.parse(argv)
+    check_writable("out", args.out)
+    return _report(args)
+
+
+def _add_run_options(parser: VerbParser) -> None:
+    parser.option("out", detail="the record as JSON")
+    parser.option("report", detail=".md or .html")
+    parser.option("smollm2")
+    parser.option("commit")
 
 
 def _run(args: argparse.Namespace) -> int:
+    _check_outputs(args)
     from golden.suite import cpu_results
 
-    _check_outputs(args)
     command = "lockstep golden run"
     return _finish(args, cpu_results(args.smollm2), command, "cpu")
 
 
 def _gpu(args: argparse.Namespace) -> int:
+    _check_outputs(args)
     import torch
 
     from golden.gpu import GpuPlan, gpu_results
 
-    _check_outputs(args)
-    if args.tp < 1:
-        raise ConfigError("tp", args.tp, "must be at least 1")
-    if args.device == "cuda":
+    device, tp = "cpu" if args.device == "cpu" else "cuda", args.tensor_parallel_size
+    if device == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if count < args.tp:
-            raise ConfigError("tp", args.tp, f"there are {count} CUDA devices")
+        if count < tp:
+            raise ConfigError("tensor_parallel_size", tp, f"there are {count} CUDA devices")
     shapes = tuple(args.shape)
-    plan = GpuPlan(args.device, args.tiny, args.quick, args.tp, args.smollm2, shapes)
+    plan = GpuPlan(device, args.tiny, args.quick, tp, args.smollm2, shapes)
     flags = [name for name in ("tiny", "quick") if getattr(args, name)]
     command = " ".join(["lockstep golden gpu", *(f"--{flag}" for flag in flags)])
-    if args.device != "cuda":
-        command += f" --device {args.device}"
+    if device != "cuda":
+        command += f" --device {device}"
     command += "".join(f" --shape {shape}" for shape in shapes)
-    if args.tp > 1:
-        command += f" --tp {args.tp}"
-    return _finish(args, gpu_results(plan), command, args.device)
+    if tp > 1:
+        command += f" --tp {tp}"
+    return _finish(args, gpu_results(plan), command, device)
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
     """Refuses what could not be written or read, before anything runs."""
     if args.smollm2 is not None and not (args.smollm2 / "config.json").is_file():
         raise InputError(f"{args.smollm2}: holds no config.json")
+    check_writable("out", args.out)
+    check_writable("report", args.report)
     if args.report is not None:
         _report_writer(args.report)
 

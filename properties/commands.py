@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from engine.arguments.files import check_folder, check_writable
+from engine.arguments.parser import VerbParser
 from engine.core.errors import InputError
 from properties.defects.perturb import Perturbed
 from properties.follower.goals import GOALS
@@ -20,41 +22,29 @@ from properties.search.run import Factory, kernel
 from properties.search.search import SearchResult, search, workload_of_seed
 
 
-def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return value
-
-
 def search_main(argv: list[str]) -> int:
     """`lockstep verify search`."""
-    parser = argparse.ArgumentParser(
-        prog="lockstep verify search",
-        description="Runs random small workloads through the kernel and checks every law.",
+    parser = VerbParser(
+        "verify search", "Runs random small workloads through the kernel and checks every law."
     )
-    parser.add_argument("--seconds", type=_positive, help="stop after this time (default 60)")
-    parser.add_argument("--workloads", type=_count, help="stop after this many workloads")
-    parser.add_argument("--seed", type=int, default=0, help="first workload (default 0)")
-    parser.add_argument("--jobs", type=_count, default=1, help="processes (default 1)")
-    parser.add_argument("--policy", choices=("mixed", "prefill_first"), help="default: both")
-    parser.add_argument("--target", default=KERNEL, help="module:factory of another scheduler")
-    parser.add_argument("--out", type=Path, default=Path("out/failures"), help="failure files")
+    parser.option("seconds", detail="60 unless workloads are counted")
+    parser.option("workloads")
+    parser.option("seed", 0, detail="the first workload")
+    parser.option("jobs", 1)
+    parser.option("policy", detail="all of them unless given")
+    parser.option("target", KERNEL)
+    parser.option("out", Path("out/failures"), detail="a folder for failure files")
+    parser.option("json", detail="the record")
     parser.add_argument(
-        "--json",
-        nargs="?",
-        const="-",
-        metavar="FILE",
-        help="write the record to this file, or print it instead of the text",
+        "record", nargs="?", type=Path, metavar="FILE", help="with --json: write the record here"
     )
-    args = parser.parse_args(argv)
+    args = parser.parse(argv)
+    if args.record is not None and not args.json:
+        parser.error(f"{args.record} is a word too many; with --json the record is written there")
+    if args.record is not None:
+        args.record.parent.mkdir(parents=True, exist_ok=True)
+    check_writable("json", args.record)
+    check_folder("out", args.out)
     load_factory(args.target)  # a typing error shows before any work
     seconds = args.seconds
     if seconds is None and args.workloads is None:
@@ -63,14 +53,12 @@ def search_main(argv: list[str]) -> int:
     result = search(args.seed, seconds, args.workloads, args.jobs, args.policy, args.target)
     record = {**_record(result, args), "commit": searched}
     text = json.dumps(record, indent=1)
-    if args.json == "-":
+    if args.json and args.record is None:
         print(text)
     else:
         _report(result)
-    if args.json not in (None, "-"):
-        path = Path(args.json)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
+    if args.record is not None:
+        args.record.write_text(text + "\n")
     for seed, mode, law, _ in result.failures[:3]:
         written = _write(args, seed, mode, law)
         print(f"replay with: lockstep verify replay {written}", file=sys.stderr)
@@ -144,11 +132,9 @@ def _report(result: SearchResult) -> None:
 
 def replay_main(argv: list[str]) -> int:
     """`lockstep verify replay`."""
-    parser = argparse.ArgumentParser(
-        prog="lockstep verify replay", description="Replays a failure file of a search."
-    )
-    parser.add_argument("file", type=Path)
-    args = parser.parse_args(argv)
+    parser = VerbParser("verify replay", "Replays a failure file of a search.")
+    parser.add_argument("file", type=Path, help="failure file")
+    args = parser.parse(argv)
     record = read_failure(args.file)
     try:
         workload = workload_of(record)
@@ -172,16 +158,16 @@ def replay_main(argv: list[str]) -> int:
 
 def conformance_main(argv: list[str]) -> int:
     """`lockstep verify conformance`."""
+    parser = VerbParser(
+        "verify conformance",
+        "Checks a scheduler of yours against the laws; see docs/conformance.md.",
+    )
+    parser.option("target", required=True, detail="the adapter")
+    parser.option("workloads", 2000)
+    parser.option("seed", 0, detail="the first workload")
+    args = parser.parse(argv)
     from properties.conformance.kit import check_adapter, describe
 
-    parser = argparse.ArgumentParser(
-        prog="lockstep verify conformance",
-        description="Checks a scheduler of yours against the laws; see docs/conformance.md.",
-    )
-    parser.add_argument("--target", required=True, help="module:factory of the adapter")
-    parser.add_argument("--workloads", type=_count, default=2000, help="default 2000")
-    parser.add_argument("--seed", type=int, default=0, help="first workload (default 0)")
-    args = parser.parse_args(argv)
     sys.path.insert(0, os.getcwd())  # adapters usually lie in the folder that one works in
     report = check_adapter(load_factory(args.target), args.workloads, args.seed)
     print(describe(report), file=sys.stdout if report.passed else sys.stderr)

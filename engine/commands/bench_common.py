@@ -116,11 +116,11 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
     return {"mean": mean, "p50": float(p50), "p90": float(p90), "p99": float(p99)}
 
 
-def write_record(record: dict[str, object], path: str | None) -> None:
+def write_record(record: dict[str, object], path: Path | None) -> None:
     """Prints the record, and writes it to `path` if there is one."""
     text = json.dumps(record, indent=1)
     print(text)
     if path is not None:
-        partial = Path(path + ".partial")
+        partial = path.with_name(path.name + ".partial")
         partial.write_text(text + "\n", encoding="utf-8")
         partial.replace(path)

@@ -7,26 +7,33 @@ import random
 import time
 from collections.abc import Sequence
 
-from engine.commands.options import add_engine_options, engine_options
-from engine.models.presets import PRESETS
+from engine.arguments.parser import VerbParser
+from engine.commands.options import (
+    add_engine_options,
+    add_model_options,
+    check_bench,
+    engine_options,
+    one_length,
+)
 from engine.sampling_params import SamplingParams
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the verb."""
-    parser = argparse.ArgumentParser(prog="lockstep bench latency", description=__doc__)
-    parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--input-len", type=int, default=32)
-    parser.add_argument("--output-len", type=int, default=128)
-    parser.add_argument("--warm-up-iterations", type=int, default=3)
-    parser.add_argument("--iterations", type=int, default=10)
-    parser.add_argument("--out", help="file for the JSON record")
-    parser.add_argument("--like", choices=sorted(PRESETS), help="a known shape, random weights")
+    parser = VerbParser("bench latency", __doc__)
+    parser.option("batch_size", 8)
+    parser.option("input_len", 32)
+    parser.option("output_len", "128")
+    parser.option("warm_up_iterations", 3)
+    parser.option("iterations", 10)
+    add_model_options(parser)
     add_engine_options(parser, model=None, load_format="dummy", enable_prefix_caching=False)
-    args = parser.parse_args(argv)
+    args = parser.parse(argv)
+    args.output_len = one_length("output_len", args.output_len)
     from engine.commands.bench_common import shape_folder, write_record
 
     options = engine_options(args)
+    check_bench(args)
     with shape_folder(args.model, args.like) as folder:
         record = run({**options, "model": folder}, args)
     write_record(record, args.out)

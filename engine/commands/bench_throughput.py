@@ -6,15 +6,20 @@ ignored. Prompts change between the passes, so that the prefix cache does not he
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.commands.options import add_engine_options, engine_options
-from engine.models.presets import PRESETS
+from engine.arguments.parser import VerbParser
+from engine.commands.options import (
+    add_engine_options,
+    add_model_options,
+    check_bench,
+    engine_options,
+)
+from engine.core.errors import ConfigError
 from engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -68,14 +73,13 @@ def make_workload(
 
 def main(argv: Sequence[str]) -> int:
     """Runs the verb."""
-    parser = argparse.ArgumentParser(prog="lockstep bench throughput", description=__doc__)
-    parser.add_argument("--passes", type=int, default=3, help="the best after the first counts")
-    parser.add_argument("--num-seqs", type=int, default=256)
-    parser.add_argument("--min-len", type=int, default=100)
-    parser.add_argument("--max-len", type=int, default=1024)
-    parser.add_argument("--workload-seed", type=int, default=0)
-    parser.add_argument("--out", help="file for the JSON record")
-    parser.add_argument("--like", choices=sorted(PRESETS), help="a known shape, random weights")
+    parser = VerbParser("bench throughput", __doc__)
+    parser.option("passes", 3)
+    parser.option("num_seqs", 256)
+    parser.option("min_len", 100)
+    parser.option("max_len", 1024)
+    parser.option("workload_seed", 0)
+    add_model_options(parser)
     add_engine_options(
         parser,
         model=None,
@@ -84,11 +88,14 @@ def main(argv: Sequence[str]) -> int:
         load_format="dummy",
         async_scheduling=True,
     )
-    args = parser.parse_args(argv)
+    args = parser.parse(argv)
+    if args.max_len < args.min_len:
+        raise ConfigError("max_len", args.max_len, f"must be at least min_len={args.min_len}")
     workload = make_workload(args.num_seqs, args.workload_seed, args.min_len, args.max_len)
     from engine.commands.bench_common import shape_folder, write_record
 
     options = engine_options(args)
+    check_bench(args)
     with shape_folder(args.model, args.like) as folder:
         record = run({**options, "model": folder}, workload, args.passes)
     write_record(record, args.out)

@@ -7,31 +7,35 @@ import json
 import sys
 from collections.abc import Sequence
 
+from engine.arguments.parser import VerbParser, check_applies
+from engine.arguments.table import DRAWS, SAMPLING
 from engine.commands.options import add_engine_options, engine_options
 from engine.core.errors import InputError
+from engine.options import EngineOptions
 from engine.sampling_params import SamplingParams
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the verb."""
-    parser = argparse.ArgumentParser(prog="lockstep generate", description=__doc__)
-    parser.add_argument("--prompt", action="append", default=[], help="text; may be repeated")
-    parser.add_argument("--chat", action="store_true", help="send each prompt as a chat message")
-    parser.add_argument("--stream", action="store_true", help="print the text as it comes")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per prompt")
+    parser = VerbParser("generate", __doc__)
+    for name in ("prompt", "chat", "stream"):
+        parser.option(name)
+    parser.option("json", detail="one object per prompt")
     _add_sampling_options(parser)
     add_engine_options(parser)
-    args = parser.parse_args(argv)
+    args = parser.parse(argv)
+    params = _sampling_params(args)
+    options = engine_options(args)
+    EngineOptions.from_kwargs(**options)  # type: ignore[arg-type]
     prompts = args.prompt or [line.rstrip("\n") for line in sys.stdin]
     if not prompts:
         raise InputError("no prompt: give --prompt or lines on standard input")
     if args.stream and (len(prompts) > 1 or args.json):
         raise InputError("--stream needs exactly one prompt and no --json")
-    params = _sampling_params(args)
     from engine.llm import LLM
 
     inputs = [[{"role": "user", "content": text}] for text in prompts] if args.chat else prompts
-    with LLM(**engine_options(args)) as llm:  # type: ignore[arg-type]
+    with LLM(**options) as llm:  # type: ignore[arg-type]
         if args.stream:
             return _print_stream(llm, inputs[0], params)
         outputs = llm.generate(inputs, params, use_tqdm=sys.stderr.isatty())
@@ -62,19 +66,16 @@ def _print_stream(llm, prompt, params: SamplingParams) -> int:  # type: ignore[n
     return 0
 
 
-def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
+def _add_sampling_options(parser: VerbParser) -> None:
     group = parser.add_argument_group("sampling")
-    group.add_argument("--temperature", type=float, default=0.0, help="default 0 (greedy)")
-    group.add_argument("--top-k", type=int, default=0)
-    group.add_argument("--top-p", type=float, default=1.0)
-    group.add_argument("--min-p", type=float, default=0.0)
-    group.add_argument("--max-tokens", type=int, default=64, help="default 64")
-    group.add_argument("--stop", action="append", default=[], help="may be repeated")
-    group.add_argument("--ignore-eos", action="store_true")
-    group.add_argument("--request-seed", type=int, default=None, help="seed of each request")
+    defaults = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": 64}
+    for option in SAMPLING:
+        parser.option(option.name, defaults.get(option.name), group=group)
 
 
 def _sampling_params(args: argparse.Namespace) -> SamplingParams:
+    how = DRAWS if args.temperature > 0 else "temperature 0, which takes the most likely token"
+    check_applies(args, [option.name for option in SAMPLING], [how])
     return SamplingParams(
         temperature=args.temperature,
         top_k=args.top_k,

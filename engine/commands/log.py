@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from engine.arguments.files import check_writable
+from engine.arguments.parser import VerbParser
 from engine.steplog.api import StepLogReader, StepLogWriter
 from engine.steplog.diff import first_difference
 from engine.steplog.encode import dump_line, header_to_json, record_to_json
@@ -15,13 +16,11 @@ from engine.steplog.perfetto import write_trace
 
 def diff_main(argv: list[str]) -> int:
     """Exit code 1 and the first difference if two logs decide differently."""
-    parser = argparse.ArgumentParser(
-        prog="lockstep log diff", description="Show the first decision that differs between logs."
-    )
-    parser.add_argument("left", type=Path)
-    parser.add_argument("right", type=Path)
-    parser.add_argument("--times", action="store_true", help="compare times too")
-    options = parser.parse_args(argv)
+    parser = VerbParser("log diff", "Show the first decision that differs between logs.")
+    parser.add_argument("left", type=Path, help="step log")
+    parser.add_argument("right", type=Path, help="the other one")
+    parser.option("times")
+    options = parser.parse(argv)
     left, right = StepLogReader(options.left), StepLogReader(options.right)
     here, there = asdict(left.header.kernel), asdict(right.header.kernel)
     for name in here:
@@ -34,12 +33,11 @@ def diff_main(argv: list[str]) -> int:
 
 def expand_main(argv: list[str]) -> int:
     """Writes a log with one record per step."""
-    parser = argparse.ArgumentParser(
-        prog="lockstep log expand", description="Write a step log with one record per step."
-    )
-    parser.add_argument("log", type=Path)
-    parser.add_argument("--out", type=Path, help="file to write (default: standard output)")
-    options = parser.parse_args(argv)
+    parser = VerbParser("log expand", "Write a step log with one record per step.")
+    parser.add_argument("log", type=Path, help="step log")
+    parser.option("out", detail="a step log; standard output if it is left out")
+    options = parser.parse(argv)
+    check_writable("out", options.out)
     log = StepLogReader(options.log)
     if options.out is not None:
         with StepLogWriter(options.out, log.header) as writer:
@@ -54,13 +52,12 @@ def expand_main(argv: list[str]) -> int:
 
 def trace_main(argv: list[str]) -> int:
     """Writes a Perfetto trace."""
-    parser = argparse.ArgumentParser(
-        prog="lockstep log trace", description="Convert a step log to a Chrome/Perfetto trace."
-    )
-    parser.add_argument("log", type=Path)
-    parser.add_argument("--out", type=Path, required=True, help="trace file to write (.json)")
-    parser.add_argument("--every-step", action="store_true", help="one slice per step")
-    options = parser.parse_args(argv)
+    parser = VerbParser("log trace", "Convert a step log to a Chrome/Perfetto trace.")
+    parser.add_argument("log", type=Path, help="step log")
+    parser.option("out", required=True, detail="the trace, .json")
+    parser.option("every_step")
+    options = parser.parse(argv)
+    check_writable("out", options.out)
     count = write_trace(StepLogReader(options.log), options.out, options.every_step)
     print(f"{options.out}: {count} events; open it at https://ui.perfetto.dev", file=sys.stderr)
     return 0

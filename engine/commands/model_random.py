@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from engine.attention.torch_backend import TorchAttention
+from engine.arguments.parser import VerbParser
+from engine.arguments.suggest import did_you_mean
 from engine.core.errors import ConfigError, InputError
-from engine.distributed.group import TpGroup
-from engine.models.build import build_model
-from engine.models.config import DTYPES, resolve_model_config
-from engine.models.loader import INDEX_NAME, tensor_seed, weight_kind
-from engine.models.output_folder import save_tensors, whole_folder, write_json
+from engine.models.config import resolve_model_config
 from engine.models.presets import PRESETS
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SHARD_BYTES = 2 << 30
 
@@ -33,7 +30,8 @@ def shape_config(like: str, overrides: Mapping[str, Any] | None = None) -> dict[
         path = path / "config.json" if path.is_dir() else path
         if not path.is_file():
             known = ", ".join(PRESETS)
-            raise ConfigError("--like", like, f"is neither a file nor one of: {known}")
+            hint = did_you_mean(like, PRESETS)
+            raise ConfigError("--like", like, f"is neither a file nor one of: {known}{hint}")
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
         except (UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -55,6 +53,14 @@ def write_random_model(
 
     Matrices are normal with deviation `std`, norms ones, biases zero; equal seeds give equal files.
     """
+    import torch
+
+    from engine.attention.torch_backend import TorchAttention
+    from engine.distributed.group import TpGroup
+    from engine.models.build import build_model
+    from engine.models.loader import INDEX_NAME
+    from engine.models.output_folder import save_tensors, whole_folder, write_json
+
     config = resolve_model_config(raw, ())
     # On the meta device the model takes no memory, yet names every tensor and its shape.
     model = build_model(config, TpGroup(), TorchAttention(), torch.float32, "meta", max_position=1)
@@ -80,7 +86,7 @@ def _split(
     names: list[str] = []
     size = 0
     for name, shape in shapes.items():
-        num_bytes = torch.Size(shape).numel() * itemsize
+        num_bytes = math.prod(shape) * itemsize
         if names and size + num_bytes > shard_bytes:
             yield names
             names, size = [], 0
@@ -90,6 +96,10 @@ def _split(
 
 
 def _random(name: str, shape: tuple[int, ...], seed: int, std: float) -> Tensor:
+    import torch
+
+    from engine.models.loader import tensor_seed, weight_kind
+
     kind = weight_kind(name)
     if kind == "norm":
         return torch.ones(shape)
@@ -101,36 +111,27 @@ def _random(name: str, shape: tuple[int, ...], seed: int, std: float) -> Tensor:
 
 def _override(text: str) -> tuple[str, Any]:
     key, separator, value = text.partition("=")
-    if not separator:
-        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    if not separator or not key:
+        raise ConfigError("set", text, "must be KEY=VALUE")
     try:
         return key, json.loads(value)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         return key, value
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """The verb `lockstep model random`."""
-    parser = argparse.ArgumentParser(prog="lockstep model random", description=__doc__)
-    parser.add_argument(
-        "--like", required=True, help=f"a folder, a config.json, or one of: {', '.join(PRESETS)}"
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder to create")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-    parser.add_argument("--std", type=float, default=0.02, help="deviation of the matrices")
-    parser.add_argument(
-        "--set",
-        type=_override,
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="replace one key of the config; the value is JSON",
-    )
-    options = parser.parse_args(argv)
-    if options.seed < 0:
-        raise ConfigError("--seed", options.seed, "must not be negative")
-    raw = shape_config(options.like, dict(options.set))
-    write_random_model(options.out, raw, seed=options.seed, dtype=options.dtype, std=options.std)
+    parser = VerbParser("model random", __doc__)
+    known = ", ".join(PRESETS)
+    parser.option("like", required=True, detail=f"a folder, a config.json, or one of {known}")
+    parser.option("out", required=True, detail="a new folder")
+    parser.option("seed", 0)
+    parser.option("dtype", "bfloat16", detail="auto is bfloat16")
+    parser.option("std", 0.02)
+    parser.option("set")
+    options = parser.parse(argv)
+    raw = shape_config(options.like, dict(map(_override, options.set)))
+    dtype = "bfloat16" if options.dtype == "auto" else options.dtype
+    write_random_model(options.out, raw, seed=options.seed, dtype=dtype, std=options.std)
     print(f"wrote {options.out}", file=sys.stderr)
     return 0

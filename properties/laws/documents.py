@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from collections.abc import Callable
 
+from engine.arguments.parser import VerbParser
+from engine.arguments.source_tree import ROOT, docs_folder
 from properties.defects import MUTANTS
 from properties.follower.view import law_name
 from properties.laws import KERNEL_LAWS, Law, all_laws, caught
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = ROOT / "docs"
 FAMILIES = {
     "B": "Blocks",
     "K": "Cache and hashes",
@@ -89,23 +90,23 @@ def mutants_document() -> str:
     return "\n".join(parts) + "\n"
 
 
-def _document_main(argv: list[str], prog: str, file_name: str, text: str) -> int:
-    parser = argparse.ArgumentParser(prog=prog)
-    parser.add_argument("--write", action="store_true", help=f"write docs/{file_name}")
-    args = parser.parse_args(argv)
-    if args.write:
-        DOCS.mkdir(exist_ok=True)
-        (DOCS / file_name).write_text(text)
-    else:
+def _document_main(argv: list[str], verb: str, file_name: str, text_of: Callable[[], str]) -> int:
+    parser = VerbParser(verb, f"Prints docs/{file_name}, made from the registry of laws.")
+    parser.option("write")
+    folder = docs_folder() if parser.parse(argv).write else None
+    text = text_of()
+    if folder is None:
         print(text, end="")
+    else:
+        (folder / file_name).write_text(text)
     return 1 if "**not caught**" in text else 0
 
 
 def laws_main(argv: list[str]) -> int:
     """`lockstep verify laws`."""
-    return _document_main(argv, "lockstep verify laws", "laws.md", laws_document())
+    return _document_main(argv, "verify laws", "laws.md", laws_document)
 
 
 def mutants_main(argv: list[str]) -> int:
     """`lockstep verify mutants`."""
-    return _document_main(argv, "lockstep verify mutants", "mutants.md", mutants_document())
+    return _document_main(argv, "verify mutants", "mutants.md", mutants_document)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections import Counter
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from pathlib import Path
 
+from engine.arguments.parser import VerbParser
 from engine.core.errors import ConfigError, KernelBug, LockstepError, RequestRejected
 from engine.core.request import RequestId
 from properties.recordings.nano_twin import CONDITION, twin_steps
@@ -215,24 +215,45 @@ def render(report: FileReport) -> str:
 
 def main(argv: list[str]) -> int:
     """Command line of `lockstep verify decisions`."""
-    parser = argparse.ArgumentParser(
-        prog="lockstep verify decisions",
-        description="Run recorded workloads through the kernel and compare every decision.",
+    parser = VerbParser(
+        "verify decisions",
+        "Run recorded workloads through the kernel and compare every decision.",
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="only each N-th workload")
-    options = parser.parse_args(argv)
-    if options.every < 1:
-        raise ConfigError("--every", options.every, "must be at least 1")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="recording")
+    parser.option("every", 1)
+    parser.option("json")
+    options = parser.parse(argv)
     from engine.core import Scheduler
 
-    failed = False
+    reports = []
     for path in options.files:
         report = verify_file(path, Scheduler, options.every)
-        print(render(report))
-        sys.stdout.flush()
-        failed |= bool(report.failures)
-    return int(failed)
+        reports.append(report)
+        if not options.json:
+            print(render(report))
+            sys.stdout.flush()
+    if options.json:
+        print(json.dumps({"files": [document(report) for report in reports]}, indent=1))
+    return int(any(report.failures for report in reports))
+
+
+def document(report: FileReport) -> dict[str, object]:
+    """The report as JSON data."""
+    return {
+        "file": str(report.path),
+        "workloads": report.num_workloads,
+        "levels": {
+            level: {outcome: counts[outcome] for outcome in (EQUAL, SET_ASIDE, DIFFERENT)}
+            for level, counts in report.counts.items()
+            if counts
+        },
+        "set_aside_by": dict(report.conditions),
+        "impossible": [
+            {"kind": kind, "outcome": outcome, "workloads": count}
+            for (kind, outcome), count in sorted(report.impossible.items())
+        ],
+        "failures": report.failures,
+    }
 
 
 def _dump(value: object) -> str:

@@ -8,7 +8,6 @@ that differ only in the names of blocks are one state.
 
 from __future__ import annotations
 
-import argparse
 import pickle
 import time
 from collections import deque
@@ -17,8 +16,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from engine.arguments.parser import VerbParser
+from engine.arguments.suggest import one_of
 from engine.core.audit import audit
 from engine.core.config import KernelConfig
+from engine.core.errors import ConfigError
 from engine.core.request import RequestId
 from properties.follower import Follower
 from properties.reference import ReferenceScheduler
@@ -202,15 +204,15 @@ def _key(driver: Driver) -> object:
 
 def exhaustive_main(argv: list[str]) -> int:
     """`lockstep verify exhaustive`."""
-    parser = argparse.ArgumentParser(
-        prog="lockstep verify exhaustive",
-        description="Enumerates every state of the kernel for a few tiny requests.",
+    parser = VerbParser(
+        "verify exhaustive", "Enumerates every state of the kernel for a few tiny requests."
     )
-    parser.add_argument("scopes", nargs="*", help=f"default: {' '.join(DEFAULT_SCOPES)}")
-    args = parser.parse_args(argv)
-    unknown = set(args.scopes) - SCOPES.keys()
-    if unknown:
-        parser.error(f"unknown scope {', '.join(sorted(unknown))}; known: {', '.join(SCOPES)}")
+    default = " ".join(DEFAULT_SCOPES)
+    parser.add_argument("scopes", nargs="*", help=f"of {', '.join(SCOPES)} (default: {default})")
+    args = parser.parse(argv)
+    for name in args.scopes:
+        if name not in SCOPES:
+            raise ConfigError("scope", name, one_of(name, SCOPES))
     for name in args.scopes or DEFAULT_SCOPES:
         for policy in ("mixed", "prefill_first"):
             count = enumerate_states(small_config(policy), SCOPES[name])

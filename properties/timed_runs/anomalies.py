@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,12 +9,13 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
+from engine.arguments.parser import VerbParser
+from engine.arguments.source_tree import docs_folder
 from properties.search.failures import commit
 from properties.timed_runs.relations import BELIEFS, SKIP, TRUE_RELATIONS
 from properties.timed_runs.timed import Case, random_case, simulate
 
 POLICIES = ("mixed", "prefill_first")
-DOCS = Path(__file__).resolve().parents[2] / "docs"
 RECORD = Path(__file__).resolve().parents[1] / "records" / "anomalies.json"
 
 
@@ -147,21 +147,19 @@ One more block costs 5 time units. (`properties/tests/test_relations.py` keeps t
 
 def anomalies_main(argv: list[str]) -> int:
     """`lockstep verify anomalies`."""
-    parser = argparse.ArgumentParser(
-        prog="lockstep verify anomalies",
-        description="Measures how often beliefs about tuning fail, and that true relations hold.",
+    parser = VerbParser(
+        "verify anomalies",
+        "Measures how often beliefs about tuning fail, and that true relations hold.",
     )
-    parser.add_argument("--cases", type=int, default=2000, help="per policy (default 2000)")
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--write", action="store_true", help="write docs/anomalies.md")
-    args = parser.parse_args(argv)
-    if args.cases < 1 or args.jobs < 1:
-        parser.error("--cases and --jobs must be at least 1")
+    parser.option("cases", 2000)
+    parser.option("jobs", 1)
+    parser.option("write")
+    args = parser.parse(argv)
+    folder = docs_folder() if args.write else None
     results = {policy: measure_all(policy, args.cases, args.jobs) for policy in POLICIES}
     text = document(results)
-    if args.write:
-        DOCS.mkdir(exist_ok=True)
-        (DOCS / "anomalies.md").write_text(text)
+    if folder is not None:
+        (folder / "anomalies.md").write_text(text)
         RECORD.parent.mkdir(exist_ok=True)
         RECORD.write_text(json.dumps(_record(results), indent=1) + "\n")
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.optimize import nnls
 
 from sim.cost.work import Floats
 
@@ -36,6 +35,9 @@ def huber(
 
 def _nnls(terms: Floats, target: Floats) -> Floats:
     """Non-negative least squares of many rows, on a square root of the normal matrix."""
+    # Only fitting needs scipy: an extra that the help of a verb must not ask for.
+    from scipy.optimize import nnls
+
     values, vectors = np.linalg.eigh(terms.T @ terms)
     kept = values > values[-1] * 1e-13
     roots = np.sqrt(values[kept])

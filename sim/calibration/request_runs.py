@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from engine.core.errors import InputError
 from engine.steplog.api import AddRecord, DecodeRunEvent, StepEvent
@@ -126,6 +125,9 @@ def _rms(errors: Floats) -> float:
 
 def _solve(terms: Floats, target: Floats, now: Floats, default: Floats) -> Floats:
     """Coefficients that explain the targets; those that no request has keep their value."""
+    # Only fitting needs scipy: an extra that the help of a verb must not ask for.
+    from scipy.optimize import least_squares
+
     known = np.abs(terms).max(axis=0) > 0
     least = np.where(np.arange(len(now)) < 5, 1.0, 0.0)
     units = default[known]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from engine.arguments.files import check_writable
+from engine.arguments.parser import VerbParser
 from engine.core.errors import ConfigError, InputError
 from sim.calibration.build import Calibration, calibrate, graphs_of, target_of
 from sim.calibration.evaluate import Fold
@@ -13,6 +14,7 @@ from sim.calibration.fit_report import render_calibration
 from sim.calibration.samples import Samples, read_samples
 from sim.cost.profile import check_dtype, save_profile
 from sim.cost.terms import HOST_TERMS, STEP_TERMS
+from sim.run.option_table import SIM_TABLE
 from sim.specs.hardware import hardware_named
 from sim.specs.models import ModelShape, model_named
 
@@ -23,20 +25,21 @@ def calibrate_main(argv: Sequence[str]) -> int:
     Raises:
         ConfigError, InputError: an option or a log is wrong; nothing was written.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = _parser().parse(argv)
     out: Path = arguments.out
     report: Path = arguments.report or out.with_suffix(".html")
-    if out.suffix != ".json":
-        raise ConfigError("out", str(out), "a profile's name ends with .json")
-    for path in (out, report):
-        if not path.parent.is_dir():
-            raise ConfigError("out", str(path), "its directory does not exist")
+    check_writable("out", out, ".json")
+    check_writable("report", report)
     logs = [read_samples(path) for path in arguments.logs]
     model, dtype = _model_of(logs, arguments.model), check_dtype(arguments.dtype)
-    model.check_tp(arguments.tp)
+    model.check_tp(arguments.tensor_parallel_size)
     hardware = hardware_named(_named(logs, "hardware", arguments.hardware))
     target = target_of(
-        model, hardware.name, dtype, arguments.tp, _engine_of(logs, arguments.engine)
+        model,
+        hardware.name,
+        dtype,
+        arguments.tensor_parallel_size,
+        _engine_of(logs, arguments.engine),
     )
     graphs = graphs_of(logs, arguments.graphs)
     result = calibrate(logs, arguments.logs, target, graphs)
@@ -76,23 +79,19 @@ def _ahead(fold: Fold, kind: str) -> str:
     return f", one step ahead {fold.ahead[kind].mape:.2f}" if kind in fold.ahead else ""
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="lockstep sim calibrate",
-        description="Fit a cost model to step logs or recorded vLLM runs.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+def _parser() -> VerbParser:
+    parser = VerbParser(
+        "sim calibrate", "Fit a cost model to step logs or recorded vLLM runs.", SIM_TABLE
     )
     parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="step log or recording")
-    parser.add_argument("--out", type=Path, required=True, help="profile to write, .json")
-    parser.add_argument("--report", type=Path, help="HTML report; default: beside the profile")
-    parser.add_argument("--model", help="model name or config.json, where the logs do not say")
-    parser.add_argument("--hardware", help="hardware name, where the logs do not say")
-    parser.add_argument("--dtype", default="bfloat16", help="dtype of weights and KV")
-    parser.add_argument("--tp", type=int, default=1, help="tensor parallel size of the logs")
-    parser.add_argument("--engine", help="name and version of the engine that was recorded")
-    parser.add_argument(
-        "--graphs", default="auto", help="captured graphs: auto, vllm, none, or sizes as 1,2,4"
-    )
+    parser.option("out", required=True, detail="the profile, .json")
+    parser.option("report", detail="beside the profile if it is left out")
+    parser.option("model", detail="or a config.json or name, where the logs do not say")
+    parser.option("hardware", detail="where the logs do not say")
+    parser.option("dtype", "bfloat16")
+    parser.option("tp", 1, detail="in the logs")
+    parser.option("engine")
+    parser.option("graphs", "auto")
     return parser
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from array import array
@@ -12,10 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.arguments.files import check_writable
+from engine.arguments.parser import VerbParser
 from engine.core.errors import ConfigError, InputError
 from sim.calibration.request_runs import RequestFit, RequestTimes, fit_requests, replace_arrivals
-from sim.commands.options import HelpFormatter, OneLineParser, add_deployment_options, deployment_of
+from sim.commands.options import add_deployment_options, deployment_of
 from sim.run.deployment import Deployment
+from sim.run.option_table import SIM_TABLE
 from sim.run.run import RunPlan, run_plan
 from sim.workloads.readers import TraceOptions, read_trace
 from sim.workloads.table import Workload
@@ -36,12 +38,9 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         ConfigError, InputError: an option or a file is wrong; nothing was written.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = _parser().parse(argv)
     out: Path = arguments.out
-    if out.suffix != ".json":
-        raise ConfigError("out", str(out), "the file's name ends with .json")
-    if not out.parent.is_dir():
-        raise ConfigError("out", str(out), "its directory does not exist")
+    check_writable("out", out, ".json")
     deployment = deployment_of(arguments)
     if deployment.cost != "auto":
         raise ConfigError("cost", deployment.cost, "is what this command makes; leave it out")
@@ -57,12 +56,11 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(
-        prog="lockstep sim calibrate-requests",
-        description="Fit the roofline's parameters to a run that was recorded per request only.",
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
+def _parser() -> VerbParser:
+    parser = VerbParser(
+        "sim calibrate-requests",
+        "Fit the roofline's parameters to a run that was recorded per request only.",
+        SIM_TABLE,
     )
     parser.add_argument(
         "requests",
@@ -71,19 +69,9 @@ def _parser() -> argparse.ArgumentParser:
         help="one object per request: prompt_tokens, output_tokens, and in seconds of one clock"
         " queued_ts, first_token_ts, last_token_ts",
     )
-    parser.add_argument(
-        "--trace",
-        type=Path,
-        metavar="FILE",
-        help="workload of the same requests in the same order, for prefixes that prompts share",
-    )
-    parser.add_argument("--out", type=Path, required=True, help="parameters to write, .json")
-    parser.add_argument(
-        "--until",
-        type=float,
-        metavar="S",
-        help="fit only to requests that had finished S seconds after the first was queued",
-    )
+    parser.option("trace", detail="the same requests in the same order, for their prefixes")
+    parser.option("out", required=True, detail="the parameters, .json")
+    parser.option("until")
     add_deployment_options(parser)
     return parser
 

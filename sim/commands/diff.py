@@ -7,7 +7,6 @@ steps that also carried prompts, and the time in pure decode steps.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import sys
@@ -17,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.core.errors import ConfigError, InputError
+from engine.arguments.parser import VerbParser
+from engine.core.errors import InputError
 from engine.steplog.api import DecodeStretch, StepLogReader, StepRecord
+from sim.run.option_table import SIM_TABLE
 
 _NEEDED = ("request_id", "replica", "status", "arrival_ns", "first_scheduled_ns", "first_token_ns",
            "finish_ns", "prompt_tokens", "output_tokens", "hit_tokens", "preemptions",
@@ -292,20 +293,17 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         ConfigError, InputError: a directory is no run, or the runs are of different requests.
     """
-    parser = argparse.ArgumentParser(
-        prog="lockstep sim diff",
-        description="Which requests gained or lost between two runs of one workload, and why.",
+    parser = VerbParser(
+        "sim diff",
+        "Which requests gained or lost between two runs of one workload, and why.",
+        SIM_TABLE,
     )
     parser.add_argument("run_a", type=Path, metavar="RUN_A", help="directory of sim run --out")
     parser.add_argument("run_b", type=Path, metavar="RUN_B", help="the other one")
-    parser.add_argument("--top", type=int, default=5, metavar="N", help="extremes to show")
-    parser.add_argument("--margin-ms", type=float, default=1.0, help="smaller changes are none")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    arguments = parser.parse_args(argv)
-    if arguments.top < 0:
-        raise ConfigError("top", arguments.top, "must not be negative")
-    if not arguments.margin_ms >= 0:
-        raise ConfigError("margin_ms", arguments.margin_ms, "must not be negative")
+    parser.option("top", 5)
+    parser.option("margin_ms", 1.0)
+    parser.option("json", detail="with every request")
+    arguments = parser.parse(argv)
     a, b = read_run(arguments.run_a), read_run(arguments.run_b)
     changes = compare_runs(a, b)
     document = diff_document(a, b, changes, arguments.margin_ms)

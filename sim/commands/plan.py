@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
+from engine.arguments.files import check_folder
+from engine.arguments.parser import VerbParser
 from engine.core.errors import ConfigError, InputError, LockstepError
 from sim.planning.cache import ResultCache
 from sim.planning.executors import make_executor
@@ -20,6 +22,7 @@ from sim.planning.planner import Plan, Planner
 from sim.planning.sampling import load_source
 from sim.planning.study import Study
 from sim.planning.trial import Trial, TrialResult
+from sim.run.option_table import SIM_TABLE
 
 _LINE_EVERY_S = 10.0
 _DRAW_EVERY_S = 0.2
@@ -31,26 +34,37 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         ConfigError, InputError: the study or an option is wrong.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = _parser().parse(argv)
     if arguments.init:
+        others = sorted(arguments.given - {"init"})
+        if others:
+            raise InputError(f"--init writes an example study and takes no --{others[0]}")
         return _init(arguments.study)
-    if arguments.jobs < 1:
-        raise ConfigError("jobs", arguments.jobs, "must be at least 1")
+    check_folder("out", arguments.out)
+    check_folder("cache", arguments.cache)
     study = read_study(arguments.study)
     out = arguments.out or arguments.study.with_name(arguments.study.stem + "-plan")
     plan = _carry_out(study, out, arguments)
     write_plan(plan, out / "plan.json")
     (out / "report.html").write_text(render_plan(plan), encoding="utf-8")
+    for warning in plan.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    if arguments.json:
+        print((out / "plan.json").read_text(encoding="utf-8"), end="")
+    else:
+        _print_table(plan, out)
+    if plan.best is None:
+        raise LockstepError(answer(plan))
+    if not arguments.json:
+        print(answer(plan))
+    return 0
+
+
+def _print_table(plan: Plan, out: Path) -> None:
     print(text_table(TABLE_HEADER, table_rows(plan)))
     for candidate, reason in plan.left_out:
         print(f"left out: {candidate.name}: {reason}")
-    for warning in plan.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
     print(f"plan: {out / 'plan.json'}\nreport: {out / 'report.html'}")
-    if plan.best is None:
-        raise LockstepError(answer(plan))
-    print(answer(plan))
-    return 0
 
 
 def _carry_out(study: Study, out: Path, arguments: argparse.Namespace) -> Plan:
@@ -139,18 +153,18 @@ def _init(path: Path) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="lockstep sim plan",
-        description="Find the deployment that meets an SLO for a workload, and its capacity.",
+def _parser() -> VerbParser:
+    parser = VerbParser(
+        "sim plan",
+        "Find the deployment that meets an SLO for a workload, and its capacity.",
+        SIM_TABLE,
     )
     parser.add_argument("study", type=Path, metavar="STUDY.yaml", help="the study")
-    parser.add_argument("--init", action="store_true", help="write a commented example study")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="results (default: STUDY-plan)")
-    parser.add_argument("--cache", type=Path, metavar="DIR", help="runs (default: DIR/cache)")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default 1)")
-    parser.add_argument(
-        "--ray", metavar="ADDRESS", help="run on a Ray cluster; local starts one here"
-    )
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.option("init")
+    parser.option("out", detail="a folder (STUDY-plan if it is left out)")
+    parser.option("cache", detail="a folder (cache in that of --out if it is left out)")
+    parser.option("jobs", 1)
+    parser.option("ray")
+    parser.option("json", detail="plan.json")
+    parser.option("quiet")
     return parser

@@ -10,20 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from engine.arguments.parser import VerbParser
 from engine.steplog.api import StepLogWriter
-from sim.commands.options import (
-    HelpFormatter,
-    OneLineParser,
-    add_options,
-    deployment_of,
-    load_workload,
-    run_options_of,
-)
+from sim.commands.options import add_options, deployment_of, load_workload, run_options_of
 from sim.metrics.run_summary import RunIntervals
 from sim.metrics.summary import parse_goodput
 from sim.report.run_report import LATENCY_COLUMNS, fact_rows, latency_rows, warnings_of
 from sim.run.deployment import build
 from sim.run.intervals import run_intervals
+from sim.run.option_table import SIM_TABLE
 from sim.run.outputs import STEP_LOG, OutputDirectory, write_outputs
 from sim.run.run import Run, RunPlan, log_header, run_plan
 
@@ -36,15 +31,14 @@ def run_main(argv: Sequence[str]) -> int:
     Raises:
         ConfigError, InputError: the command line or a file is wrong; nothing was written.
     """
-    parser = OneLineParser(
-        prog="lockstep sim run",
-        usage="%(prog)s (--trace FILE | --workload NAME) [options]",
-        description="Simulate a trace or a synthetic workload with the engine's own scheduler.",
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
+    parser = VerbParser(
+        "sim run",
+        "Simulate a trace or a synthetic workload with the engine's own scheduler.",
+        SIM_TABLE,
+        "%(prog)s (--trace FILE | --workload NAME) [options]",
     )
     add_options(parser)
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse(argv)
     slos_ms = parse_goodput(arguments.goodput)
     deployment = deployment_of(arguments)
     options = run_options_of(arguments)

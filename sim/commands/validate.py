@@ -10,12 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.arguments.files import check_writable
+from engine.arguments.parser import VerbParser
 from engine.core.errors import ConfigError, InputError
 from sim.calibration.evaluate import Fit, evaluate
 from sim.calibration.host_speed import one_step_ahead
 from sim.cost.calibrated import CalibratedCost
 from sim.cost.physics import Physics
 from sim.cost.profile import Profile, find_profile, load_profile
+from sim.run.option_table import SIM_TABLE
 from sim.specs.hardware import hardware_named
 from sim.specs.models import ModelShape, model_named
 from sim.validation.compare import Comparison
@@ -30,22 +33,24 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         ConfigError, InputError: an option or a file is wrong; nothing was written.
     """
-    arguments = _parser().parse_args(argv)
-    if arguments.out is not None and arguments.out.suffix != ".json":
-        raise ConfigError("out", str(arguments.out), "a validation's name ends with .json")
-    if arguments.out is not None and not arguments.out.parent.is_dir():
-        raise ConfigError("out", str(arguments.out), "its directory does not exist")
-    if arguments.replicates < 0 or arguments.replicates == 1:
-        raise ConfigError("replicates", arguments.replicates, "must be 0, or at least 2")
+    arguments = _parser().parse(argv)
+    check_writable("out", arguments.out, ".json")
+    if arguments.replicates == 1:
+        raise ConfigError("replicates", 1, "must be 0, or at least 2")
+    if "seed" in arguments.given and not arguments.replicates:
+        raise ConfigError("seed", arguments.seed, "belongs to a validation with replicates")
     runs = [read_run(path) for path in arguments.logs]
     profiles = _profiles(arguments, runs)
     comparisons = []
     for run, profile in zip(runs, profiles, strict=True):
         comparison = compare(run, profile, arguments.held_out, arguments.replicates, arguments.seed)
         comparisons.append(comparison)
-        _print(comparison)
+        if not arguments.json:
+            _print(comparison)
+    if arguments.json:
+        print(_document(comparisons))
     if arguments.out is not None:
-        _write(arguments.out, comparisons)
+        _write(arguments.out, comparisons, told=not arguments.json)
     return 0
 
 
@@ -108,42 +113,39 @@ def held_out_profiles(
 
 def _profiles(arguments: argparse.Namespace, runs: Sequence[RecordedRun]) -> list[Profile]:
     hardware, model = hardware_named(arguments.hardware), model_named(arguments.model)
-    model.check_tp(arguments.tp)
+    model.check_tp(arguments.tensor_parallel_size)
     if arguments.held_out:
         if arguments.profile is not None:
             raise ConfigError("held_out", True, "fits its own profiles: leave --profile out")
-        return held_out_profiles(runs, model, hardware.name, "bfloat16", arguments.tp)
+        return held_out_profiles(
+            runs, model, hardware.name, "bfloat16", arguments.tensor_parallel_size
+        )
     if arguments.profile is None:
-        found = find_profile(model, hardware, arguments.tp)
+        found = find_profile(model, hardware, arguments.tensor_parallel_size)
         if found is None:
             raise ConfigError(
                 "profile", None, f"no shipped profile is for {model.name} on {hardware.name}"
             )
         return [found for _ in runs]
     profile = load_profile(arguments.profile)
-    profile.check_fits(model, hardware, arguments.tp)
+    profile.check_fits(model, hardware, arguments.tensor_parallel_size)
     return [profile for _ in runs]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="lockstep sim validate",
-        description="Compare the simulator with recorded runs of a real engine.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+def _parser() -> VerbParser:
+    parser = VerbParser(
+        "sim validate", "Compare the simulator with recorded runs of a real engine.", SIM_TABLE
     )
     parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="step log or recording")
-    parser.add_argument("--profile", type=Path, help="profile; default: the shipped one that fits")
-    parser.add_argument(
-        "--held-out", action="store_true", help="predict each log with a fit to the other ones"
-    )
-    parser.add_argument("--model", default="qwen3-8b", help="model of the logs")
-    parser.add_argument("--hardware", default="h200", help="hardware of the logs")
-    parser.add_argument("--tp", type=int, default=1, help="tensor parallel size of the logs")
-    parser.add_argument(
-        "--replicates", type=int, default=0, help="simulations with resampled step errors"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the replicates")
-    parser.add_argument("--out", type=Path, help="JSON to write; an HTML page goes beside it")
+    parser.option("profile", detail="the shipped one that fits if it is left out")
+    parser.option("held_out")
+    parser.option("model", "qwen3-8b", detail="of the logs")
+    parser.option("hardware", "h200", detail="of the logs")
+    parser.option("tp", 1, detail="in the logs")
+    parser.option("replicates", 0)
+    parser.option("seed", 0, detail="of the replicates")
+    parser.option("out", detail=".json; an HTML page goes beside it")
+    parser.option("json", detail="what --out writes")
     return parser
 
 
@@ -158,12 +160,17 @@ def _print(comparison: Comparison) -> None:
         print("  " + "  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
 
 
-def _write(out: Path, comparisons: Sequence[Comparison]) -> None:
+def _document(comparisons: Sequence[Comparison]) -> str:
     document = {"runs": [comparison.to_json() for comparison in comparisons]}
+    return json.dumps(document, indent=1, allow_nan=False)
+
+
+def _write(out: Path, comparisons: Sequence[Comparison], told: bool) -> None:
     texts = {
-        out: json.dumps(document, indent=1, allow_nan=False) + "\n",
+        out: _document(comparisons) + "\n",
         out.with_suffix(".html"): render_validation(comparisons),
     }
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
-        print(f"written: {path}")
+        if told:
+            print(f"written: {path}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from engine.core.errors import ConfigError, InputError
 from sim.cluster.fleet import Member
 from sim.planning.study import AUTO, AxisValue, Study
-from sim.run.deployment import Deployment, build
+from sim.run.deployment import Deployment, build, check_policy_has
 from sim.specs.hardware import hardware_named
 
 _FLEET_AXES = ("router", "replicas", "fleet")
@@ -151,6 +151,8 @@ def merge_equal(candidates: list[Candidate]) -> list[Candidate]:
 def impossible(candidate: Candidate) -> str | None:
     """Why a configuration cannot run at all, or None."""
     try:
+        for group in candidate.groups:
+            check_policy_has(group.deployment)
         candidate.members(0)
     except (ConfigError, InputError) as error:
         return str(error)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib import metadata
 from pathlib import Path
 
+from engine.arguments.table import policy_situation
 from engine.core import ConfigError, InputError, KernelConfig
 from engine.steplog.api import DecodeStretch, StepLogReader, StepRecord
 from sim.cost.calibrated import CalibratedCost
@@ -16,6 +18,7 @@ from sim.cost.physics import Physics
 from sim.cost.profile import Profile, find_profile, load_profile
 from sim.cost.roofline import RooflineCost, RooflineOptions, load_roofline
 from sim.cost.simple import ConstantCost, ExponentialCost, ReplayCost, TableCost
+from sim.run.option_table import SIM_TABLE
 from sim.specs.hardware import Hardware, hardware_named
 from sim.specs.kv_pool import size_kv_pool
 from sim.specs.models import ModelShape, MoeShape, model_named
@@ -24,6 +27,11 @@ COST_HELP = (
     "auto (calibrated where a shipped profile fits, else roofline), roofline, roofline:FILE,"
     " calibrated, calibrated:PROFILE, table:CSV, replay:STEPS.jsonl, constant:MS or exponential:MS"
 )
+
+# Longer steps would soon overflow a clock that counts nanoseconds.
+_LONGEST_STEP_MS = 3_600_000
+# What the model and the router say of these is nearer to the point than the table's limits.
+_NAMED_BY_OTHERS = ("tp",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,7 @@ class Deployment:
     expert_parallel: bool = False
     async_scheduling: bool = False
     long_prefill_token_threshold: int = 0
+    watermark_blocks: int = 0
     cost: str = "auto"
     roofline: RooflineOptions = field(default_factory=RooflineOptions)
 
@@ -72,8 +81,7 @@ def build(deployment: Deployment, seed: int) -> Parts:
         ConfigError: an option has an impossible value.
         InputError: a file that an option names is unreadable or wrong.
     """
-    if deployment.replicas < 1:
-        raise ConfigError("replicas", deployment.replicas, "must be at least 1")
+    _check_options(deployment)
     model = model_named(deployment.model)
     hardware = hardware_named(deployment.hardware)
     model.check_tp(deployment.tp)
@@ -82,6 +90,27 @@ def build(deployment: Deployment, seed: int) -> Parts:
     physics = Physics(model, hardware, deployment.tp, expert_ranks)
     costs = _costs(deployment, model, hardware, physics, seed)
     return Parts(model, hardware, kernel, physics, costs)
+
+
+def _check_options(deployment: Deployment) -> None:
+    """Every value against the table of options."""
+    for item in fields(deployment):
+        option = SIM_TABLE.get(item.name)
+        if option is not None and item.name not in _NAMED_BY_OTHERS:
+            option.check(getattr(deployment, item.name))
+
+
+def check_policy_has(deployment: Deployment) -> None:
+    """Refuses what was set and belongs to another policy; `build` lets it have no effect.
+
+    Raises:
+        ConfigError: names the option and its policies.
+    """
+    situation = [policy_situation(deployment.policy)]
+    for item in fields(deployment):
+        value = getattr(deployment, item.name)
+        if item.name in SIM_TABLE and value != item.default:
+            SIM_TABLE[item.name].check_belongs(value, situation)
 
 
 def _expert_ranks(deployment: Deployment, model: ModelShape) -> int:
@@ -111,6 +140,7 @@ def _kernel_config(
         policy=deployment.policy,
         enable_prefix_caching=deployment.prefix_caching,
         long_prefill_token_threshold=deployment.long_prefill_token_threshold,
+        watermark_blocks=deployment.watermark_blocks,
         async_scheduling=deployment.async_scheduling,
     )
     num_blocks = deployment.num_kv_blocks
@@ -190,10 +220,13 @@ def _profile(
 
 def _milliseconds(option: str, text: str) -> int:
     try:
-        time_ns = round(float(text) * 1e6)
-    except (ValueError, OverflowError):
-        raise ConfigError("cost", option, "needs a number of milliseconds") from None
-    return time_ns
+        milliseconds = float(text)
+    except ValueError:
+        milliseconds = math.nan
+    if not 0 <= milliseconds <= _LONGEST_STEP_MS:
+        limit = f"needs a number of milliseconds up to {_LONGEST_STEP_MS:,}, an hour"
+        raise ConfigError("cost", option, limit)
+    return round(milliseconds * 1e6)
 
 
 def read_step_durations(path: Path) -> dict[int, list[int]]:

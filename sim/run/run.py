@@ -92,7 +92,7 @@ def provenance(plan: RunPlan, parts: Parts) -> Provenance:
     """What decided the figures of a run of these parts."""
     deployment = asdict(plan.deployment)
     del deployment["roofline"], deployment["cost"]
-    for option in ("expert_parallel", "async_scheduling"):
+    for option in ("expert_parallel", "async_scheduling", "watermark_blocks"):
         if not deployment[option]:
             del deployment[option]
     deployment["model"] = parts.model.name

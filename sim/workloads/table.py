@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from engine.core.errors import InputError
 from engine.core.tokens import Prompt
+from sim.workloads.arrivals import check_span
 
 HASH_SPACE = 1 << 40
 _SHARED_BASE = 1 << 41
@@ -124,7 +125,12 @@ class Workload:
         return -1 if self.next_row is None else self.next_row[row]
 
     def scale_arrivals(self, factor: float) -> None:
-        """Divides all arrival times, for a rate `factor` times as high."""
+        """Divides all arrival times, for a rate `factor` times as high.
+
+        Raises:
+            ConfigError: the last one would lie beyond what the clock can count.
+        """
+        check_span("rate_scale", factor, max(self.arrival_ns, default=0) / factor)
         self.arrival_ns = array(
             "q", [time if time < 0 else round(time / factor) for time in self.arrival_ns]
         )
