@@ -182,14 +182,12 @@ class ErrorStats:
     violations: tuple[str, ...]
 
 
-def three_way(
-    engine: Tensor, truth: Tensor, yardstick: Tensor, dtype: torch.dtype, c: float = 2.0
-) -> ErrorStats:
+def three_way(engine: Tensor, truth: Tensor, yardstick: Tensor, dtype: torch.dtype) -> ErrorStats:
     """Judges rows [n, size] as `LogitComparison` judges logits, without the token rules."""
     e, r, h = (x.detach().float().reshape(-1, x.shape[-1]) for x in (engine, truth, yardstick))
     error, hf_error = (e - r).abs(), (h - r).abs()
     slack_max, slack_mean = rounding_slack(r, dtype)
-    factor = 0.0 if dtype == torch.float32 else c
+    factor = 0.0 if dtype == torch.float32 else Rules().c
     bad = (error.amax(-1) > factor * hf_error.amax(-1) + slack_max) | (
         error.mean(-1) > factor * hf_error.mean(-1) + slack_mean
     )

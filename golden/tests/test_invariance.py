@@ -14,7 +14,8 @@ from golden.cases import tiny_model
 from golden.forced import drive
 from golden.invariance import TARGET, Cell, Matrix, cells, make_workload
 from golden.models import full_reference
-from golden.suite import MATRIX_SIZES, saved_tiny_model
+from golden.parts import saved_tiny_model
+from golden.suite import MATRIX_SIZES
 
 CELLS = list(cells(MATRIX_SIZES))
 BASE = CELLS[0]

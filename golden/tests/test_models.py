@@ -37,7 +37,7 @@ def test_random_model_follows_hf(case: ModelCase, scratch: Path) -> None:
 
 @pytest.fixture(scope="module")
 def canary_reference(scratch: Path) -> tuple[Reference, Path]:
-    return tiny_reference(tiny_model(CANARY_MODEL), scratch, CPU_DTYPES)
+    return tiny_reference(tiny_model(CANARY_MODEL), scratch)
 
 
 @pytest.mark.parametrize("dtype", CPU_DTYPES, ids=str)
@@ -56,7 +56,7 @@ def test_planted_defect_is_caught(
 
 @pytest.fixture(scope="module", params=["qwen3-moe", "mixtral"])
 def sparse_reference(request: pytest.FixtureRequest, scratch: Path) -> tuple[Reference, Path]:
-    return tiny_reference(tiny_model(request.param), scratch, CPU_DTYPES)
+    return tiny_reference(tiny_model(request.param), scratch)
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)

@@ -11,10 +11,10 @@ import torch
 from golden.cases import random_batch, tiny_model
 from golden.forced import ForcedRunner
 from golden.models import Reference, engine_options, full_reference
+from golden.parts import saved_tiny_model
 from golden.ranks import RankFailed, RankJob, RankReport, run_ranks
 from golden.reference import load_hf
 from golden.smollm2 import real_sequences
-from golden.suite import saved_tiny_model
 from golden.tensor_parallel import (
     full_weights,
     judge_against_hf,

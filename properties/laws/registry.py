@@ -57,8 +57,8 @@ def resolve(check: str) -> object:
     return found
 
 
-def caught(mutant: Mutant, only: bool = True, budget: int = BUDGET) -> tuple[int, LawBroken] | None:
+def caught(mutant: Mutant, only: bool = True) -> tuple[int, LawBroken] | None:
     """The first workload that exposes a planted defect, by its own law only or by any."""
     workloads = partial(random_workload, policy=mutant.policy)
     laws = frozenset({mutant.law}) if only else None
-    return first_failure(mutant.factory, workloads, range(budget), only=laws)  # type: ignore[arg-type]
+    return first_failure(mutant.factory, workloads, range(BUDGET), only=laws)  # type: ignore[arg-type]

@@ -15,7 +15,6 @@ from properties.follower.view import LawBroken
 from properties.laws.registry import SIMULATOR, Law
 from properties.search.probes import alarm
 from properties.timed_runs import simulated
-from properties.timed_runs.relations import TRUE_RELATIONS
 from properties.timed_runs.timed import Case, Timed, UnitCost, random_case, simulate
 from sim.cost.features import StepFeatures
 from sim.metrics.requests import Ledger, Population
@@ -233,8 +232,3 @@ SIMULATOR_LAWS: tuple[Law, ...] = (
         "an export that rounds arrivals",
     ),
 )
-
-
-def relation_names() -> list[str]:
-    """The relations between runs that hold besides these laws."""
-    return [relation.name for relation in TRUE_RELATIONS]

@@ -50,10 +50,10 @@ class Enumeration:
     seconds: float = 0.0
 
 
-def prompts_up_to(length: int, max_tokens: int = 2) -> tuple[Shape, ...]:
-    """All prompts over two tokens up to a length: 30 for length 4."""
+def prompts_up_to(length: int) -> tuple[Shape, ...]:
+    """All prompts over two tokens up to a length (30 for length 4), two outputs each."""
     return tuple(
-        (prompt, max_tokens)
+        (prompt, 2)
         for size in range(1, length + 1)
         for prompt in product(range(VOCABULARY), repeat=size)
     )

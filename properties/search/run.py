@@ -119,12 +119,11 @@ def first_failure(
     workloads: Callable[[int], Workload],
     seeds: range,
     only: frozenset[str] | None = None,
-    perturbed: bool = False,
 ) -> tuple[int, LawBroken] | None:
     """The first seed of a range whose workload breaks a law."""
     for seed in seeds:
         try:
-            run_workload(workloads(seed), factory, only=only, perturbed=perturbed)
+            run_workload(workloads(seed), factory, only=only)
         except LawBroken as broken:
             return seed, broken
     return None

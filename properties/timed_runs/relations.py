@@ -47,8 +47,8 @@ def _alone(case: Case, job: Job) -> Timed:
     return simulate(replace(case, jobs=(replace(job, arrival=0),)))
 
 
-def _apart(case: Case, gap: int = 10_000) -> Case:
-    jobs = [replace(job, arrival=gap * place) for place, job in enumerate(case.jobs)]
+def _apart(case: Case) -> Case:
+    jobs = [replace(job, arrival=10_000 * place) for place, job in enumerate(case.jobs)]
     return replace(case, jobs=tuple(jobs))
 
 

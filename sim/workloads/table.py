@@ -7,11 +7,8 @@ prefixes that sessions share, and one stripe per request for its own prompt and 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 
-from engine.core.errors import InputError
 from engine.core.tokens import Prompt
 from sim.workloads.arrivals import check_span
 
@@ -142,13 +139,3 @@ class Workload:
         if len(times) < 2 or times[-1] == times[0]:
             return None
         return len(times) / ((times[-1] - times[0]) / 1e9)
-
-
-def check_sorted(times: array[int], where: Callable[[int], str]) -> None:
-    """Raises InputError at the first arrival that lies before its predecessor."""
-    for row, (before, after) in enumerate(pairwise(times), start=1):
-        if after < before:
-            raise InputError(
-                f"{where(row)}: arrival {after / 1e9:.9f} s lies before the row above"
-                f" ({before / 1e9:.9f} s); arrivals must be sorted"
-            )
