@@ -67,7 +67,7 @@ def add_options(parser: VerbParser) -> None:
     run = parser.add_argument_group("run and output")
     _add(parser, "seed", run)
     for option in RUN:
-        if option.name not in ("router", "until"):
+        if option.name not in ("router", "until", "kv_cache_dtype"):
             _add(parser, option.name, run)
     for name in ("out", "json"):
         _add(parser, name, run)
@@ -86,7 +86,8 @@ def _add(parser: VerbParser, name: str, group: Group) -> None:
 
 def _deployment_defaults() -> dict[str, object]:
     """The fields of a deployment that a command line can set, in the order of the table."""
-    order = [option.name for option in DEPLOYMENT_OPTIONS] + ["router"]
+    order = [option.name for option in DEPLOYMENT_OPTIONS]
+    order += ["router", "dtype", "kv_cache_dtype"]
     default = Deployment()
     names = [field.name for field in fields(Deployment) if field.name not in _NOT_OPTIONS]
     names.sort(key=lambda name: order.index(SIM_TABLE[name].name))

@@ -33,14 +33,14 @@ class Physics:
         self.model, self.hardware, self.tp = model, hardware, tp
         self.expert_ranks = ranks = tp if expert_ranks is None else expert_ranks
         # Floor divisions keep each figure a lower bound.
-        self.body_bytes = model.body_params * model.dtype_bytes // tp
-        self.head_bytes = model.head_params * model.dtype_bytes // tp
-        self.token_flops = 2 * model.body_params // tp
+        self.body_bytes = model.body_bytes // tp
+        self.head_bytes = model.head_bytes // tp
+        self.token_flops = wide_flops(model, hardware, model.body_params) // tp
         self.head_flops = 2 * model.head_params // tp
         self.pair_flops = 4 * model.num_layers * model.num_heads * model.head_dim // tp
-        self.expert_bytes = model.routed_params * model.dtype_bytes // ranks
-        self.expert_least_bytes = model.token_routed_params * model.dtype_bytes // ranks
-        self.expert_token_flops = 2 * model.token_routed_params // ranks
+        self.expert_bytes = model.routed_bytes // ranks
+        self.expert_least_bytes = model.token_routed_bytes // ranks
+        self.expert_token_flops = wide_flops(model, hardware, model.token_routed_params) // ranks
         self.kv_token_bytes = model.kv_bytes_per_token(tp)
 
     def step_work(self, features: StepFeatures) -> StepWork:
@@ -61,3 +61,12 @@ class Physics:
     def run_growth(self, num_rows: int) -> StepWork:
         """What each further step of a pure decode stretch adds to the work of the one before."""
         return StepWork(num_rows * self.kv_token_bytes, num_rows * self.pair_flops)
+
+
+def wide_flops(model: ModelShape, hardware: Hardware, num_params: int) -> int:
+    """FLOPs of one token in those weights, as many as take as long in 16 bit."""
+    flops = 2 * num_params
+    speedup = hardware.speedup(model.arithmetic)
+    if speedup == 1 or not model.narrow_share:
+        return flops
+    return int(flops * (1 - model.narrow_share * (1 - 1 / speedup)))

@@ -13,7 +13,7 @@ from typing import Any
 from engine.core.errors import ConfigError, InputError
 from sim.cost.terms import HOST_TERMS, KINDS, STEP_TERMS, Graphs, Term
 from sim.specs.hardware import Hardware
-from sim.specs.models import ModelShape, MoeShape
+from sim.specs.models import ModelShape
 
 FORMAT = "lockstep-profile"
 VERSION = 2
@@ -94,6 +94,7 @@ class Profile:
         checks = (
             ("model", target.model.get("name"), model.name, bool(differing) or _is_mixture(model)),
             ("dtype", target.dtype, f"{model.dtype_bytes} bytes", dtype_bytes != model.dtype_bytes),
+            ("format", "16-bit gated decoders", "quantised or other ones", not model.is_plain),
             ("hardware", target.hardware, hardware.name, target.hardware != hardware.name),
             ("tp", target.tp, tp, target.tp != tp),
         )
@@ -120,7 +121,7 @@ def shape_fields(model: ModelShape) -> dict[str, Any]:
 
 
 def _is_mixture(model: ModelShape) -> bool:
-    return isinstance(model, MoeShape)
+    return model.is_mixture
 
 
 def check_dense(model: ModelShape) -> None:

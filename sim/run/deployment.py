@@ -59,6 +59,8 @@ class Deployment:
     async_scheduling: bool = False
     long_prefill_token_threshold: int = 0
     watermark_blocks: int = 0
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     cost: str = "auto"
     roofline: RooflineOptions = field(default_factory=RooflineOptions)
 
@@ -82,7 +84,7 @@ def build(deployment: Deployment, seed: int) -> Parts:
         InputError: a file that an option names is unreadable or wrong.
     """
     _check_options(deployment)
-    model = model_named(deployment.model)
+    model = model_named(deployment.model, deployment.dtype, deployment.kv_cache_dtype)
     hardware = hardware_named(deployment.hardware)
     model.check_tp(deployment.tp)
     expert_ranks = _expert_ranks(deployment, model)
@@ -117,7 +119,7 @@ def _expert_ranks(deployment: Deployment, model: ModelShape) -> int:
     """GPUs over which the experts are spread."""
     if not deployment.expert_parallel:
         return deployment.tp
-    if not isinstance(model, MoeShape):
+    if not isinstance(model, MoeShape) or not model.is_mixture:
         raise ConfigError("expert_parallel", True, f"{model.name} has no experts")
     ranks = deployment.replicas * deployment.tp
     if model.num_experts % ranks:
@@ -158,6 +160,13 @@ def _kernel_config(
     max_model_len = deployment.max_model_len
     if max_model_len is None:
         max_model_len = max(2, min(model.max_position, num_blocks * checked.block_size))
+    if model.window is not None and max_model_len > model.window:
+        raise ConfigError(
+            "max_model_len",
+            max_model_len,
+            f"{model.name} attends to a sliding window of {model.window} tokens, which is not"
+            f" modelled; with max_model_len={model.window} no request exceeds it",
+        )
     return replace(checked, num_blocks=num_blocks, max_model_len=max_model_len)
 
 

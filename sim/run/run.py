@@ -95,6 +95,9 @@ def provenance(plan: RunPlan, parts: Parts) -> Provenance:
     for option in ("expert_parallel", "async_scheduling", "watermark_blocks"):
         if not deployment[option]:
             del deployment[option]
+    for option in ("dtype", "kv_cache_dtype"):
+        if deployment[option] == "auto":
+            del deployment[option]
     deployment["model"] = parts.model.name
     return Provenance(
         cost=parts.costs[0].describe(),

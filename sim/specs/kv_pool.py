@@ -50,7 +50,7 @@ def size_kv_pool(
     model.check_tp(tp)
     if not 0 < utilisation <= 1:
         raise ConfigError("gpu_memory_utilization", utilisation, "must be above 0 and at most 1")
-    routed_bytes = model.routed_params * model.dtype_bytes
+    routed_bytes = model.routed_bytes
     weight_bytes = -(-(model.weight_bytes - routed_bytes) // tp)
     weight_bytes += -(-routed_bytes // (expert_ranks or tp))
     widths = 2 * model.hidden_size + -(-3 * model.mlp_width // tp)

@@ -126,9 +126,9 @@ def test_unknown_names_are_refused_with_the_known_ones():
 
 
 CONFIG = {
-    "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 128, "vocab_size": 100, "tie_word_embeddings": True,
-    "max_position_embeddings": 512, "torch_dtype": "float32",
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 100,
+    "tie_word_embeddings": True, "max_position_embeddings": 512, "torch_dtype": "float32",
 }  # fmt: skip
 
 
@@ -136,7 +136,8 @@ def test_a_config_json_gives_the_shape(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIG))
     shape = model_named(str(tmp_path))
-    assert (shape.head_dim, shape.num_kv_heads, shape.dtype_bytes) == (16, 2, 4)
+    assert (shape.head_dim, shape.num_kv_heads, shape.dtype_bytes) == (16, 2, 2)
+    assert model_named(str(tmp_path), "float32").dtype_bytes == 4
     assert shape.num_params == 2 * (64 * 16 * 12 + 3 * 64 * 128) + 6400
     assert model_named(str(path)).num_layers == 2
 
@@ -170,14 +171,16 @@ def test_a_dense_shape_says_nothing_about_experts():
     [({"hidden_size": "x"}, "hidden_size='x'"), ({"vocab_size": None}, "vocab_size=None"),
      ({"num_experts": 8}, "mixtures"), ({"torch_dtype": "int4"}, "torch_dtype='int4'"),
      ({"n_routed_experts": 64, "model_type": "deepseek_v3"}, "model_type='deepseek_v3'"),
-     ({"num_local_experts": 8, "model_type": "mixtral"}, "num_experts_per_tok=None"),
+     ({"num_local_experts": 8, "model_type": "mixtral", "num_experts_per_tok": "x"},
+      "num_experts_per_tok='x'"),
      ({"num_local_experts": 8, "model_type": "mixtral", "num_experts_per_tok": 9}, "=9: there"),
-     ({"num_experts": 8, "model_type": "qwen3_moe", "num_experts_per_tok": 2},
-      "moe_intermediate_size=None"),
-     ({"num_experts": 8, "model_type": "qwen3_moe", "num_experts_per_tok": 2,
-       "mlp_only_layers": [0]}, "experts in every layer"),
-     ({"num_experts": 8, "model_type": "qwen3_moe", "num_experts_per_tok": 2,
-       "decoder_sparse_step": 2}, "experts in every layer")],
+     ({"num_local_experts": 8, "model_type": "mixtral", "num_experts_per_tok": 0}, "=0: must"),
+     ({"num_experts": 8, "model_type": "qwen3_moe", "moe_intermediate_size": "x"},
+      "moe_intermediate_size='x'"),
+     ({"model_type": None}, "model_type is missing"), ({"model_type": "lama"}, "near it are llama"),
+     ({"model_type": "mamba"}, "keeps a state"), ({"model_type": "bert"}, "is an encoder"),
+     ({"num_hidden_layers": None}, "num_hidden_layers=None"),
+     ({"quantization_config": {"quant_method": "hqq"}}, "quant_method='hqq' is known, but")],
 )  # fmt: skip
 def test_a_wrong_config_json_is_named(tmp_path, change, part):
     path = tmp_path / "config.json"
