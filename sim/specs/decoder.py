@@ -37,16 +37,7 @@ def build_decoder(name: str, model_type: str, family: Family, keys: Keys) -> Arc
     """
     hidden, num_layers = keys.size("hidden_size"), keys.size("num_hidden_layers")
     num_heads = keys.size("num_attention_heads")
-    if hidden % num_heads and keys.get("head_dim") is None and not family.latent:
-        raise InputError(
-            f"{keys.where}: hidden_size={hidden} is not divisible by"
-            f" num_attention_heads={num_heads}, and there is no head_dim"
-        )
-    heads = (
-        num_heads,
-        keys.size("num_key_value_heads", num_heads) if family.grouped else num_heads,
-        keys.size("head_dim", max(1, hidden // num_heads)),
-    )
+    heads = _heads(family, keys, hidden, num_heads)
     inner = keys.size(family.mlp_inner, 4 * hidden if family.learned_positions == 0 else None)
     attention, kv_values, vectors = _attention(family, keys, hidden, heads)
     norms = family.norms * family.norm_width * hidden + family.extra_layer_params
@@ -97,6 +88,20 @@ def build_decoder(name: str, model_type: str, family: Family, keys: Keys) -> Arc
             experts_per_token=keys.size(experts.per_token),
         )
     return built
+
+
+def _heads(family: Family, keys: Keys, hidden: int, num_heads: int) -> tuple[int, int, int]:
+    """Query heads, KV heads and the size of one."""
+    if hidden % num_heads and keys.get("head_dim") is None and not family.latent:
+        raise InputError(
+            f"{keys.where}: hidden_size={hidden} is not divisible by"
+            f" num_attention_heads={num_heads}, and there is no head_dim"
+        )
+    return (
+        num_heads,
+        keys.size("num_key_value_heads", num_heads) if family.grouped else num_heads,
+        keys.size("head_dim", max(1, hidden // num_heads)),
+    )
 
 
 def _attention(

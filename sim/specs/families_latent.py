@@ -33,7 +33,7 @@ LATENT_FAMILIES: dict[str, Family] = {
         **ATTENTION_BIASES,
     ),
     "deepseek_v3": _V3,
-    # The remote code of Kimi K2 is DeepSeek-V3's.
+    # Kimi brings code of its own that is DeepSeek-V3's.
     "kimi_k2": _V3,
     "minicpm3": Family(
         sizes(
