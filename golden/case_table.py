@@ -6,6 +6,9 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sim.report.page import page
+from sim.report.tables import html_table
+
 COLUMNS = (
     "group",
     "case",
@@ -23,6 +26,7 @@ COLUMNS = (
     "decided by the gap",
     "seconds",
 )
+_STATUS_COLUMN = COLUMNS.index("status")
 
 
 def table_rows(record: Mapping[str, Any]) -> list[list[str]]:
@@ -113,30 +117,12 @@ def _cell(text: str) -> str:
 def to_html(record: Mapping[str, Any]) -> str:
     """The report as one HTML page without scripts."""
     summary = "".join(f"<li>{html.escape(line)}</li>" for line in summary_lines(record))
-    parts = [
-        "<!doctype html><meta charset='utf-8'><title>Golden report</title>",
-        "<style>body{font:14px sans-serif;margin:2em}table{border-collapse:collapse}"
-        "td,th{border:1px solid #bbb;padding:2px 6px;text-align:left}"
-        ".fail td,.error td{background:#fcc}.skip td{color:#777}</style>",
-        f"<h1>Golden report</h1><p><code>{html.escape(record['command'])}</code></p>",
-        f"<ul>{summary}</ul>",
-        _html_table(COLUMNS, table_rows(record), status_column=2),
-    ]
+    rows = table_rows(record)
+    cases = html_table(COLUMNS, rows, classes=[row[_STATUS_COLUMN] for row in rows])
+    sections = {"Summary": f"<ul>{summary}</ul>", "Cases": cases}
     matrix = _bitwise_rows(record)
     if matrix:
-        parts.append("<h2>Invariance: which cells are bitwise equal to the base cell</h2>")
-        parts.append(_html_table(("cell", "bitwise equal", "largest difference"), matrix))
-    return "\n".join(parts) + "\n"
-
-
-def _html_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], status_column: int | None = None
-) -> str:
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
-    lines = [f"<table><tr>{head}</tr>"]
-    for row in rows:
-        kind = "" if status_column is None else f" class='{html.escape(row[status_column])}'"
-        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
-        lines.append(f"<tr{kind}>{cells}</tr>")
-    lines.append("</table>")
-    return "\n".join(lines)
+        sections["Invariance: which cells are bitwise equal to the base cell"] = html_table(
+            ("cell", "bitwise equal", "largest difference"), matrix
+        )
+    return page("Golden report", record["command"], sections)

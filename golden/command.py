@@ -12,6 +12,7 @@ from engine.arguments.files import check_writable
 from engine.arguments.parser import VerbParser
 from engine.arguments.suggest import one_of
 from engine.core.errors import ConfigError, InputError
+from engine.steplog.atomic import write_text
 
 EXPLAIN_TOPICS = ("prefix-cache", "tensor-parallel", "sampling")
 
@@ -132,7 +133,7 @@ def _finish(args: argparse.Namespace, results: Iterable[object], command: str, d
     if args.out is not None:
         write_record(final, args.out)
     if args.report is not None:
-        args.report.write_text(_report_writer(args.report)(final), encoding="utf-8")
+        write_text(args.report, _report_writer(args.report)(final))
     print("\n".join(summary_lines(final)))
     return 1 if final["failure"] else 0
 
@@ -167,7 +168,7 @@ def _report(args: argparse.Namespace) -> int:
     if args.out is None:
         print(to_markdown(record), end="")
     else:
-        args.out.write_text(_report_writer(args.out)(record), encoding="utf-8")
+        write_text(args.out, _report_writer(args.out)(record))
     return 0
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from engine.core.errors import InputError
+from engine.steplog.atomic import write_text
 from engine.worker.device import device_name, installed_versions
 from golden.results import CaseResult, run_failed
 
@@ -51,9 +52,7 @@ def make_record(
 def write_record(record: dict[str, Any], path: Path) -> None:
     """Writes the file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(_finite(record), indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_text(path, json.dumps(_finite(record), indent=1) + "\n")
 
 
 def read_record(path: Path) -> dict[str, Any]:

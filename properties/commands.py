@@ -13,6 +13,7 @@ from typing import Any
 from engine.arguments.files import check_folder, check_writable
 from engine.arguments.parser import VerbParser
 from engine.core.errors import InputError
+from engine.steplog.atomic import write_text
 from properties.defects.perturb import Perturbed
 from properties.follower.goals import GOALS
 from properties.follower.view import LawBroken, law_name
@@ -58,7 +59,7 @@ def search_main(argv: list[str]) -> int:
     else:
         _report(result)
     if args.record is not None:
-        args.record.write_text(text + "\n")
+        write_text(args.record, text + "\n")
     for seed, mode, law, _ in result.failures[:3]:
         written = _write(args, seed, mode, law)
         print(f"replay with: lockstep verify replay {written}", file=sys.stderr)

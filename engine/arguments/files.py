@@ -12,12 +12,14 @@ def check_writable(name: str, path: Path | None, suffix: str = "") -> None:
     """Refuses a file that could not be written; None, which is no file, passes.
 
     Raises:
-        ConfigError: it is a folder, lies in none, or has another suffix.
+        ConfigError: it is a folder or a link, lies in none, or has another suffix.
     """
     if path is None:
         return
     if suffix and path.suffix != suffix:
         raise ConfigError(name, str(path), f"the file's name ends with {suffix}")
+    if path.is_symlink():
+        raise ConfigError(name, str(path), "is a symbolic link, which is not replaced")
     if path.is_dir():
         raise ConfigError(name, str(path), "is a folder; a file is written")
     if not path.parent.is_dir():

@@ -18,6 +18,7 @@ from engine.core.errors import InputError
 from engine.llm import LLM
 from engine.models.presets import PRESETS
 from engine.requests.committed_step import CommittedStep
+from engine.steplog.atomic import write_text
 from engine.worker.probe import PEAK_MEMORY_BYTES
 
 # Decode steps are grouped by batch size up to these limits.
@@ -121,6 +122,4 @@ def write_record(record: dict[str, object], path: Path | None) -> None:
     text = json.dumps(record, indent=1)
     print(text)
     if path is not None:
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(text + "\n", encoding="utf-8")
-        partial.replace(path)
+        write_text(path, text + "\n")

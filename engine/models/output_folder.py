@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.core.errors import ConfigError
+from engine.steplog.output_folder import OutputFolder
 
 
 @contextmanager
@@ -24,16 +23,9 @@ def whole_folder(out: Path) -> Iterator[Path]:
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError("--out", str(out), "exists already and is not an empty folder")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
-        yield scratch
-        if out.exists():
-            out.rmdir()
-        scratch.rename(out)
-        out.chmod(0o755)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    # A folder without its config is no model, so the config comes last.
+    with OutputFolder(out, {}, last="config.json") as folder:
+        yield folder.path
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -21,11 +21,12 @@ from engine.steplog.api import (
     StepLogReader,
     StepRecord,
 )
+from engine.steplog.atomic import AtomicTextFile
 from engine.steplog.encode import dump_line
-from engine.steplog.files import AtomicTextFile
 
 Event = dict[str, object]
 _STEPS_THREAD = 0
+TRACE_BEGIN = '{"displayTimeUnit":"ms","traceEvents":['
 
 
 def write_trace(log: StepLogReader, path: Path, every_step: bool = False) -> int:
@@ -35,7 +36,7 @@ def write_trace(log: StepLogReader, path: Path, every_step: bool = False) -> int
     """
     file = AtomicTextFile(path)
     try:
-        file.write_line('{"displayTimeUnit":"ms","traceEvents":[')
+        file.write_line(TRACE_BEGIN)
         separator = ""
         for event in trace_events(log, every_step):
             file.write_line(separator + dump_line(event))

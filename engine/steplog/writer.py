@@ -16,9 +16,9 @@ from types import TracebackType
 from engine.core.errors import InputError
 from engine.core.plan import Finished, StepOutcome, StepPlan
 from engine.core.request import RequestId
+from engine.steplog.atomic import AtomicTextFile
 from engine.steplog.encode import dump_line, header_to_json, record_to_json
 from engine.steplog.events import DecodeRunEvent, StepEvent
-from engine.steplog.files import AtomicTextFile
 from engine.steplog.records import (
     AbortRecord,
     AddRecord,

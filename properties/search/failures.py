@@ -14,6 +14,7 @@ from typing import Any
 
 from engine.core.config import KernelConfig
 from engine.core.errors import InputError
+from engine.steplog.atomic import write_text
 from properties.follower.view import LawBroken
 from properties.search.driver import Operation
 from properties.search.run import Factory, run_workload
@@ -70,7 +71,7 @@ def write_failure(
         "operations": list(workload.operations),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    write_text(path, json.dumps(record, indent=1) + "\n")
 
 
 def read_failure(path: Path) -> dict[str, Any]:

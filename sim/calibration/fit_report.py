@@ -8,7 +8,9 @@ from sim.calibration.build import Calibration
 from sim.calibration.evaluate import Fold, kinds
 from sim.cost.terms import HOST_TERMS, STEP_TERMS
 from sim.cost.work import Floats
-from sim.report.page import figures, page, scatter_chart, table
+from sim.report.page import figures, page
+from sim.report.scatter import scatter_chart
+from sim.report.tables import html_table
 
 _SHOWN = ("decode", "mixed", "mixed_graph", "mixed_eager", "mixed_large")
 
@@ -63,7 +65,7 @@ def _error_table(folds: tuple[Fold, ...]) -> str:
                 ahead = f"{fold.ahead[kind].mape:.2f}" if kind in fold.ahead else ""
                 rows.append([fold.name, label, f"{error.num_steps:,}", *figures_of, ahead])
         rows.append([fold.name, "host gaps", "", "", "", f"{fold.gap_error:+.2f}", ""])
-    return table(header, rows)
+    return html_table(header, rows)
 
 
 def _coefficients(result: Calibration) -> str:
@@ -73,7 +75,7 @@ def _coefficients(result: Calibration) -> str:
         *zip(HOST_TERMS, profile.host_ns, strict=True),
     ]
     rows = [[term.name, f"{ns / 1e3:.2f}", term.unit, term.meaning] for term, ns in pairs]
-    return table(["term", "us", "per", "what it is"], rows)
+    return html_table(["term", "us", "per", "what it is"], rows)
 
 
 def _charts(result: Calibration) -> dict[str, str]:

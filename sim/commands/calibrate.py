@@ -8,6 +8,7 @@ from pathlib import Path
 from engine.arguments.files import check_writable
 from engine.arguments.parser import VerbParser
 from engine.core.errors import ConfigError, InputError
+from engine.steplog.atomic import write_text
 from sim.calibration.build import Calibration, calibrate, graphs_of, target_of
 from sim.calibration.evaluate import Fold
 from sim.calibration.fit_report import render_calibration
@@ -45,7 +46,7 @@ def calibrate_main(argv: Sequence[str]) -> int:
     result = calibrate(logs, arguments.logs, target, graphs)
     page = render_calibration(result)
     save_profile(result.profile, out)
-    report.write_text(page, encoding="utf-8")
+    write_text(report, page)
     print_result(result)
     print(f"profile: {out}\nreport: {report}")
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -14,6 +13,7 @@ import numpy as np
 from engine.arguments.files import check_writable
 from engine.arguments.parser import VerbParser
 from engine.core.errors import ConfigError, InputError
+from engine.steplog.atomic import write_text
 from sim.calibration.request_runs import RequestFit, RequestTimes, fit_requests, replace_arrivals
 from sim.commands.options import add_deployment_options, deployment_of
 from sim.run.deployment import Deployment
@@ -195,13 +195,7 @@ def _save(fit: RequestFit, deployment: Deployment, requests: Path, out: Path) ->
             | {"model": Path(deployment.model).name},
         },
     }
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", "utf-8")
-        os.replace(partial, out)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise InputError(f"{out}: cannot be written ({error.strerror})") from None
+    write_text(out, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
 def _print_result(

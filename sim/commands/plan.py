@@ -12,16 +12,27 @@ from pathlib import Path
 from engine.arguments.files import check_folder
 from engine.arguments.parser import VerbParser
 from engine.core.errors import ConfigError, InputError, LockstepError
+from engine.steplog.atomic import write_text
 from sim.planning.cache import ResultCache
 from sim.planning.executors import make_executor
 from sim.planning.interleave import Driver
 from sim.planning.parse import read_study
-from sim.planning.plan_files import TABLE_HEADER, answer, table_rows, text_table, write_plan
+from sim.planning.plan_files import (
+    CACHE,
+    PLAN,
+    REPORT,
+    TABLE_HEADER,
+    answer,
+    plan_folder,
+    table_rows,
+    write_plan,
+)
 from sim.planning.plan_report import render_plan
 from sim.planning.planner import Plan, Planner
 from sim.planning.sampling import load_source
 from sim.planning.study import Study
 from sim.planning.trial import Trial, TrialResult
+from sim.report.tables import text_table
 from sim.run.option_table import SIM_TABLE
 
 _LINE_EVERY_S = 10.0
@@ -44,13 +55,16 @@ def main(argv: Sequence[str]) -> int:
     check_folder("cache", arguments.cache)
     study = read_study(arguments.study)
     out = arguments.out or arguments.study.with_name(arguments.study.stem + "-plan")
+    folder = plan_folder(out)
+    folder.check()  # before hours of search
     plan = _carry_out(study, out, arguments)
-    write_plan(plan, out / "plan.json")
-    (out / "report.html").write_text(render_plan(plan), encoding="utf-8")
+    with folder:
+        write_plan(plan, folder.path / PLAN)
+        write_text(folder.path / REPORT, render_plan(plan))
     for warning in plan.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if arguments.json:
-        print((out / "plan.json").read_text(encoding="utf-8"), end="")
+        print((out / PLAN).read_text(encoding="utf-8"), end="")
     else:
         _print_table(plan, out)
     if plan.best is None:
@@ -64,15 +78,12 @@ def _print_table(plan: Plan, out: Path) -> None:
     print(text_table(TABLE_HEADER, table_rows(plan)))
     for candidate, reason in plan.left_out:
         print(f"left out: {candidate.name}: {reason}")
-    print(f"plan: {out / 'plan.json'}\nreport: {out / 'report.html'}")
+    print(f"plan: {out / PLAN}\nreport: {out / REPORT}")
 
 
 def _carry_out(study: Study, out: Path, arguments: argparse.Namespace) -> Plan:
     source = load_source(study.workload)
-    if out.exists() and not out.is_dir():
-        raise ConfigError("out", str(out), "exists and is not a directory")
-    cache = ResultCache(arguments.cache or out / "cache", source)
-    out.mkdir(parents=True, exist_ok=True)
+    cache = ResultCache(arguments.cache or out / CACHE, source)
     progress = _Progress(not arguments.quiet)
     with make_executor(source, arguments.jobs, arguments.ray) as executor:
         driver = Driver(executor, cache, progress.trial)
@@ -145,10 +156,7 @@ def _init(path: Path) -> int:
     if path.exists():
         raise ConfigError("study", str(path), "exists; --init overwrites nothing")
     example = resources.files("sim") / "data" / "study_example.yaml"
-    try:
-        path.write_text(example.read_text(encoding="utf-8"), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+    write_text(path, example.read_text(encoding="utf-8"))
     print(f"wrote {path}; run it with: lockstep sim plan {path}")
     return 0
 

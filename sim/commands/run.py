@@ -16,10 +16,11 @@ from sim.commands.options import add_options, deployment_of, load_workload, run_
 from sim.metrics.run_summary import RunIntervals
 from sim.metrics.summary import parse_goodput
 from sim.report.run_report import LATENCY_COLUMNS, fact_rows, latency_rows, warnings_of
+from sim.report.tables import text_table
 from sim.run.deployment import build
 from sim.run.intervals import run_intervals
 from sim.run.option_table import SIM_TABLE
-from sim.run.outputs import STEP_LOG, OutputDirectory, write_outputs
+from sim.run.outputs import STEP_LOG, run_folder, write_outputs
 from sim.run.run import Run, RunPlan, log_header, run_plan
 
 _PROGRESS_EVERY_S = 0.5
@@ -42,8 +43,10 @@ def run_main(argv: Sequence[str]) -> int:
     slos_ms = parse_goodput(arguments.goodput)
     deployment = deployment_of(arguments)
     options = run_options_of(arguments)
-    output = OutputDirectory(arguments.out) if arguments.out is not None else None
-    # Options are checked before a long trace is read.
+    output = run_folder(arguments.out) if arguments.out is not None else None
+    # Options and the folder are checked before a long trace is read.
+    if output is not None:
+        output.check()
     parts = build(deployment, arguments.seed)
     workload = load_workload(arguments)
     plan = RunPlan(workload, deployment, options, slos_ms, arguments.seed)
@@ -81,8 +84,8 @@ def _print_result(run: Run, as_json: bool, out: Path | None) -> None:
         print(json.dumps(run.summary.to_json(), indent=2, allow_nan=False))
         return
     print(_title(run))
-    print(_text_table(["ms", *LATENCY_COLUMNS], latency_rows(run.summary)))
-    print(_text_table([], fact_rows(run.summary)))
+    print(text_table(["ms", *LATENCY_COLUMNS], latency_rows(run.summary), indent="  "))
+    print(text_table([], fact_rows(run.summary), indent="  "))
     if out is not None:
         print(f"report: {out / 'report.html'}")
 
@@ -97,17 +100,6 @@ def _title(run: Run) -> str:
         f" {parts.kernel.policy}, {parts.kernel.num_blocks:,} KV blocks of"
         f" {parts.kernel.block_size}, {parts.costs[0].name} cost, seed {seed}"
     )
-
-
-def _text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, *rows] if header else list(rows)
-    widths = [max(len(line[index]) for line in lines) for index in range(len(lines[0]))]
-    return "\n".join(_text_row(line, widths) for line in lines)
-
-
-def _text_row(cells: Sequence[str], widths: Sequence[int]) -> str:
-    rest = [f"  {cell:>{width}}" for cell, width in zip(cells[1:], widths[1:], strict=True)]
-    return f"  {cells[0]:<{widths[0]}}" + "".join(rest)
 
 
 def _progress(total: int) -> Callable[[int], None] | None:

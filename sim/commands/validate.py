@@ -13,11 +13,13 @@ import numpy as np
 from engine.arguments.files import check_writable
 from engine.arguments.parser import VerbParser
 from engine.core.errors import ConfigError, InputError
+from engine.steplog.atomic import write_text
 from sim.calibration.evaluate import Fit, evaluate
 from sim.calibration.host_speed import one_step_ahead
 from sim.cost.calibrated import CalibratedCost
 from sim.cost.physics import Physics
 from sim.cost.profile import Profile, find_profile, load_profile
+from sim.report.tables import text_table
 from sim.run.option_table import SIM_TABLE
 from sim.specs.hardware import hardware_named
 from sim.specs.models import ModelShape, model_named
@@ -153,11 +155,7 @@ def _print(comparison: Comparison) -> None:
     print(f"\n{comparison.run.name}")
     for line in notes(comparison):
         print(f"  {line}")
-    rows = [header(comparison), *text_rows(comparison)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        print("  " + "  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
+    print(text_table(header(comparison), text_rows(comparison), indent="  "))
 
 
 def _document(comparisons: Sequence[Comparison]) -> str:
@@ -171,6 +169,6 @@ def _write(out: Path, comparisons: Sequence[Comparison], told: bool) -> None:
         out.with_suffix(".html"): render_validation(comparisons),
     }
     for path, text in texts.items():
-        path.write_text(text, encoding="utf-8")
+        write_text(path, text)
         if told:
             print(f"written: {path}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.errors import ConfigError, InputError
+from engine.steplog.atomic import write_text
 from sim.cost.terms import HOST_TERMS, KINDS, STEP_TERMS, Graphs, Term
 from sim.specs.hardware import Hardware
 from sim.specs.models import ModelShape
@@ -135,13 +135,7 @@ def check_dense(model: ModelShape) -> None:
 def save_profile(profile: Profile, path: Path) -> None:
     """Writes a profile; the file appears complete or not at all."""
     text = json.dumps(to_json(profile), indent=1, allow_nan=False) + "\n"
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+    write_text(path, text)
 
 
 def load_profile(path: Path | str) -> Profile:

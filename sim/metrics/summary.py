@@ -10,9 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from engine.core import ConfigError
+from sim.metrics.percentiles import gap_percentiles, percentiles
 from sim.metrics.requests import COMPLETED, STATUS_NAMES, Ledger
 from sim.metrics.result import RunResult
 from sim.metrics.run_summary import (
@@ -197,12 +196,12 @@ def _latency(values: Sequence[float]) -> Latency:
         return Latency()
     mean = math.fsum(values) / len(values)
     variance = math.fsum([(value - mean) ** 2 for value in values]) / len(values)
-    cuts = np.percentile(np.asarray(values), PERCENTILES).tolist()
+    cuts = percentiles(values, PERCENTILES)
     return Latency(mean, cuts[0], math.sqrt(variance), *cuts)
 
 
 def pooled_latency(pool: GapPool) -> Latency:
-    """The same as `_latency` for gaps that are pooled with counts; linear percentiles."""
+    """The same as `_latency` for gaps that are pooled with counts."""
     values, counts = pool.distinct()
     if not len(values):
         return Latency()
@@ -210,13 +209,7 @@ def pooled_latency(pool: GapPool) -> Latency:
     whole = sum(int(v) * int(c) for v, c in zip(values.tolist(), counts.tolist(), strict=True))
     mean_ns = whole / total
     squares = ((values - mean_ns) ** 2 * counts).tolist()
-    ends = np.cumsum(counts)
-    cuts = []
-    for percent in PERCENTILES:
-        place = (total - 1) * percent / 100
-        low = int(values[np.searchsorted(ends, math.floor(place), side="right")])
-        high = int(values[np.searchsorted(ends, math.ceil(place), side="right")])
-        cuts.append((low + (high - low) * (place - math.floor(place))) / NS_PER_MS)
+    cuts = [cut / NS_PER_MS for cut in gap_percentiles(pool, PERCENTILES)]
     std = math.sqrt(math.fsum(squares) / total) / NS_PER_MS
     return Latency(mean_ns / NS_PER_MS, cuts[0], std, *cuts)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 from dataclasses import asdict, fields
 from functools import cache
@@ -15,6 +14,7 @@ from typing import Any
 import engine.core
 import sim
 from engine.core.errors import InputError
+from engine.steplog.atomic import write_text
 from sim.planning.sampling import Source
 from sim.planning.trial import Trial, TrialResult
 
@@ -79,9 +79,7 @@ class ResultCache:
         if result.error is not None:
             return
         path = self._path(key)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        partial.write_text(json.dumps(plain(result), allow_nan=False), encoding="utf-8")
-        os.replace(partial, path)
+        write_text(path, json.dumps(plain(result), allow_nan=False))
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key[:32]}.json"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sim.metrics.percentiles import gap_percentiles, percentiles
 from sim.metrics.requests import COMPLETED, PENDING, Ledger
 from sim.metrics.token_gaps import GapPool
 from sim.planning.study import METRICS, ShareGoal, Slo
@@ -80,8 +81,8 @@ class Judge:
 
         def value_of(metric: str, percent: float | None) -> float:
             if metric == "itl":
-                return gap_percentile_ms(pools, percent)
-            return percentile(columns[metric], percent)
+                return _gap_statistic_ms(pools, percent)
+            return statistic(columns[metric], percent)
 
         shown = {
             f"p{percent:g} {metric}": value_of(metric, percent)
@@ -165,20 +166,14 @@ class Judge:
         return mask
 
 
-def percentile(values: Column, percent: float | None) -> float:
-    """Linear percentile, or the mean for None; infinite where an infinite value is reached."""
+def statistic(values: Column, percent: float | None) -> float:
+    """A percentile, or the mean for None; 0 where nothing was measured."""
     if not len(values):
         return 0.0
-    if percent is None:
-        return float(values.mean())
-    ordered = np.sort(values)
-    place = (len(ordered) - 1) * percent / 100
-    low, high = float(ordered[math.floor(place)]), float(ordered[math.ceil(place)])
-    share = place - math.floor(place)
-    return low if not share or low == high else low + (high - low) * share
+    return float(values.mean()) if percent is None else percentiles(values, (percent,))[0]
 
 
-def gap_percentile_ms(pools: Sequence[GapPool], percent: float | None) -> float:
+def _gap_statistic_ms(pools: Sequence[GapPool], percent: float | None) -> float:
     """The same over all gaps between tokens of a run, warm-up included."""
     pool = GapPool()
     for one in pools:
@@ -186,14 +181,9 @@ def gap_percentile_ms(pools: Sequence[GapPool], percent: float | None) -> float:
     values, counts = pool.distinct()
     if not len(values):
         return 0.0
-    total = int(counts.sum())
     if percent is None:
-        return float((values * (counts / total)).sum()) / NS_PER_MS
-    ends = np.cumsum(counts)
-    place = (total - 1) * percent / 100
-    low = int(values[np.searchsorted(ends, math.floor(place), side="right")])
-    high = int(values[np.searchsorted(ends, math.ceil(place), side="right")])
-    return (low + (high - low) * (place - math.floor(place))) / NS_PER_MS
+        return float((values * (counts / int(counts.sum()))).sum()) / NS_PER_MS
+    return gap_percentiles(pool, (percent,))[0] / NS_PER_MS
 
 
 def _finite(value: float) -> float | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from engine.steplog.atomic import write_text
+from engine.steplog.output_folder import OutputFolder, read_json
 from sim.planning.cache import code_digest, plain
 from sim.planning.capacity import SeedCapacity
 from sim.planning.confirm import ABOVE, BELOW, Confirmation
@@ -16,9 +17,11 @@ from sim.planning.entries import Entry
 from sim.planning.planner import Plan
 from sim.planning.start_commands import commands_of
 from sim.planning.trial import TrialResult
-from sim.report.run_report import number
+from sim.report.page import is_page
+from sim.report.tables import number
 from sim.run.deployment import versions
 
+PLAN, REPORT, CACHE = "plan.json", "report.html", "cache"
 FORMAT = "lockstep-plan"
 VERSION = 1
 TABLE_HEADER = ("configuration", "GPUs", "capacity", "interval", "per GPU", "$/h", "$/M out",
@@ -28,9 +31,17 @@ TABLE_HEADER = ("configuration", "GPUs", "capacity", "interval", "per GPU", "$/h
 def write_plan(plan: Plan, path: Path) -> None:
     """Writes `plan.json`; no clock, path or number of processes goes in, so reruns are equal."""
     text = json.dumps(plan_document(plan), indent=1, allow_nan=False) + "\n"
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    write_text(path, text)
+
+
+def plan_folder(out: Path) -> OutputFolder:
+    """The folder of a plan's results, in which its study and its cache may stand."""
+    return OutputFolder(out, {PLAN: _is_plan, REPORT: is_page}, last=PLAN, shared=True)
+
+
+def _is_plan(path: Path) -> bool:
+    document = read_json(path)
+    return isinstance(document, dict) and document.get("format") == FORMAT
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
@@ -230,16 +241,3 @@ def _confirmation_document(confirmation: Confirmation | None) -> dict[str, Any] 
         "below": [plain(run) for run in confirmation.below],
         "above": [plain(run) for run in confirmation.above],
     }
-
-
-def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns side by side, the first one to the left."""
-    lines = [list(header), *map(list, rows)]
-    widths = [max(len(line[index]) for line in lines) for index in range(len(header))]
-    return "\n".join(
-        "  ".join(
-            [line[0].ljust(widths[0])]
-            + [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
-        ).rstrip()
-        for line in lines
-    )

@@ -13,9 +13,9 @@ from sim.planning.planner import Plan
 from sim.planning.start_commands import commands_of
 from sim.planning.trial import TrialResult
 from sim.report.marks import Guide, Marks, marked_chart, pareto_front
-from sim.report.page import figures, page, table
-from sim.report.run_report import number
+from sim.report.page import figures, page
 from sim.report.svg import COLOURS
+from sim.report.tables import html_table, number
 
 # One colour is left for the Pareto front.
 _MOST_LINES = len(COLOURS) - 1
@@ -38,7 +38,7 @@ def render_plan(plan: Plan) -> str:
     lead = f"{plan.source.name}; SLO: {study.slo.describe()}"
     sections = {
         "Answer": _answer(plan),
-        "Configurations, best first": table(TABLE_HEADER, table_rows(plan)) + _left_out(plan),
+        "Configurations, best first": html_table(TABLE_HEADER, table_rows(plan)) + _left_out(plan),
         "Rate, goodput and latency": figures(_rate_charts(plan)),
         "Cost and latency": figures(_pareto_charts(plan)),
         "What limits each configuration": _limits(plan),
@@ -59,7 +59,7 @@ def _left_out(plan: Plan) -> str:
     if not plan.left_out:
         return ""
     rows = [[candidate.name, reason] for candidate, reason in plan.left_out]
-    return "<p>Left out:</p>" + table(("configuration", "reason"), rows)
+    return "<p>Left out:</p>" + html_table(("configuration", "reason"), rows)
 
 
 # Plots ------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def _limits(plan: Plan) -> str:
         "why",
         *(name for _, name in _USAGE),
     )
-    return f'<div style="overflow-x:auto">{table(header, rows)}</div>'
+    return html_table(header, rows)
 
 
 def _commands(plan: Plan) -> str:
@@ -193,12 +193,12 @@ def _confirmation(plan: Plan) -> str:
         for run in runs
     ]
     header = ("of capacity", "rate", "seed", "requests", "SLO", "nearest limit", "of its limit")
-    return table(header, rows)
+    return html_table(header, rows)
 
 
 def _notes(plan: Plan) -> str:
     rows = [[entry.candidate.name, note] for entry in plan.entries for note in entry.notes]
-    return table(("configuration", "note"), rows) if rows else ""
+    return html_table(("configuration", "note"), rows) if rows else ""
 
 
 def _provenance(plan: Plan) -> str:

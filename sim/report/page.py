@@ -1,39 +1,59 @@
-"""HTML pages with tables and scatter plots, in the look of the run report."""
+"""The one HTML page: headings, text, tables and charts in a file that needs nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
+from pathlib import Path
 
-import numpy as np
+_BEGIN = '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+_PROGRAM = "Lockstep: "
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1200px;
+       padding: 0 1rem; color: #1c1e21; background: #fff; }
+h1 { font-size: 1.5rem; margin-bottom: .2rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .6rem; }
+p.lead, .empty { color: #5a6068; margin-top: 0; }
+p.warn { background: #fff1d6; color: #5c3d00; padding: .6rem .8rem; border-radius: 6px; }
+table { border-collapse: collapse; margin: .4rem 0; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: .25rem .8rem; border-bottom: 1px solid #d8dce0; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; }
+td + td { white-space: nowrap; }  /* figures and their units stay on one line */
+.wide { overflow-x: auto; }
+tr.fail td, tr.error td { background: #fcc; color: #1c1e21; } tr.skip td { color: #777; }
+.grid2 { display: grid; gap: 1.2rem;
+         grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr)); }
+figure { margin: 0; } figcaption { font-weight: 600; margin-bottom: .2rem; }
+svg { width: 100%; height: auto; } svg text { font-size: 12px; fill: currentColor; }
+svg .mid { text-anchor: middle; } svg .end { text-anchor: end; }
+svg .grid { stroke: currentColor; stroke-opacity: .14; }
+.legend { display: flex; flex-wrap: wrap; gap: .2rem 1rem; font-size: 13px; }
+.legend i { display: inline-block; width: 14px; height: 3px; margin-right: .4rem;
+            vertical-align: middle; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 12.5px;
+      background: #f3f4f6; color: #1c1e21; padding: .8rem; border-radius: 6px; }
+@media (prefers-color-scheme: dark) {
+  body { color: #e4e6e9; background: #16181b; } p.lead, .empty { color: #9aa1a9; }
+  th, td { border-color: #34383d; } pre { background: #22262a; color: #e4e6e9; }
+}
+"""
 
-from sim.cost.work import Floats
-from sim.report.run_report import STYLE
-from sim.report.svg import BOTTOM, COLOURS, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, grid, legend
 
-MAX_POINTS = 1500
-# Figures and their units stay on one line.
-_CELLS = "td + td { white-space: nowrap; } td { padding: .25rem .5rem; }"
-
-
-def page(title: str, lead: str, sections: Mapping[str, str]) -> str:
-    """One page; sections are headings with ready HTML."""
+def page(title: str, lead: str, sections: Mapping[str, str], top: str = "") -> str:
+    """One page; `top` and the sections under their headings are ready HTML."""
     body = "".join(f"<h2>{escape(name)}</h2>{content}" for name, content in sections.items())
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Lockstep: {escape(title)}</title><style>{STYLE}{_CELLS}</style></head><body>"
-        f'<h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>{body}</body></html>\n'
+        f'{_BEGIN}<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{_PROGRAM}{escape(title)}</title><style>{STYLE}</style></head><body>"
+        f'<h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>{top}{body}</body></html>\n'
     )
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """An HTML table of texts."""
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+def is_page(path: Path) -> bool:
+    """Whether a file is a page of this program."""
+    with path.open("rb") as file:
+        head = file.read(1024)
+    return head.startswith(_BEGIN.encode()) and f"<title>{_PROGRAM}".encode() in head
 
 
 def figures(charts: Mapping[str, str]) -> str:
@@ -43,43 +63,3 @@ def figures(charts: Mapping[str, str]) -> str:
         for title, chart in charts.items()
     )
     return f'<div class="grid2">{items}</div>'
-
-
-def scatter_chart(
-    series: Mapping[str, tuple[Floats, Floats]],
-    x_label: str,
-    y_label: str,
-    y_range: tuple[float, float],
-) -> str:
-    """Points of several logs; those beyond `y_range` are drawn at its edge."""
-    drawn = {name: (xs, ys) for name, (xs, ys) in series.items() if len(xs)}
-    if not drawn:
-        return '<p class="empty">nothing to plot</p>'
-    highest = max(float(xs.max()) for xs, _ in drawn.values())
-    x_axis = Axis(0.0, highest or 1.0, LEFT, WIDTH - RIGHT, False)
-    y_axis = Axis(*y_range, HEIGHT - BOTTOM, TOP, False)
-    parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
-        f' aria-label="{escape(y_label)} against {escape(x_label)}">'
-    ]
-    parts += grid(x_axis, y_axis, x_label, y_label)
-    for index, (xs, ys) in enumerate(drawn.values()):
-        colour = COLOURS[index % len(COLOURS)]
-        dots = _dots(xs, ys, x_axis, y_axis)
-        parts.append(
-            f'<path d="{dots}" stroke="{colour}" stroke-width="2.4" stroke-linecap="round"'
-            ' stroke-opacity=".45"/>'
-        )
-    parts.append("</svg>")
-    parts.append(legend(list(drawn)))
-    return "".join(parts)
-
-
-def _dots(xs: Floats, ys: Floats, x_axis: Axis, y_axis: Axis) -> str:
-    """A path of zero-length strokes, which round caps make dots."""
-    chosen = np.unique(np.linspace(0, len(xs) - 1, min(MAX_POINTS, len(xs))).astype(int))
-    clipped = np.clip(ys[chosen], y_axis.low, y_axis.high)
-    return "".join(
-        f"M{x_axis.place(x):.1f} {y_axis.place(y):.1f}h0"
-        for x, y in zip(xs[chosen].tolist(), clipped.tolist(), strict=True)
-    )

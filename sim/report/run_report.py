@@ -10,47 +10,13 @@ from typing import Any
 from sim.metrics.result import RunResult
 from sim.metrics.run_summary import RunSummary
 from sim.metrics.summary import NS_PER_MS, NS_PER_S, RequestTimes, request_times
+from sim.report.page import figures, page
 from sim.report.svg import Series, line_chart
+from sim.report.tables import html_table, number
 
-STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1200px;
-       padding: 0 1rem; color: #1c1e21; background: #fff; }
-h1 { font-size: 1.5rem; margin-bottom: .2rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .6rem; }
-p.lead, .empty { color: #5a6068; margin-top: 0; }
-p.warn { background: #fff1d6; color: #5c3d00; padding: .6rem .8rem; border-radius: 6px; }
-table { border-collapse: collapse; margin: .4rem 0; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: .25rem .8rem; border-bottom: 1px solid #d8dce0; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; }
-.grid2 { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 1.2rem; }
-figure { margin: 0; } figcaption { font-weight: 600; margin-bottom: .2rem; }
-svg { width: 100%; height: auto; } svg text { font-size: 12px; fill: currentColor; }
-svg .mid { text-anchor: middle; } svg .end { text-anchor: end; }
-svg .grid { stroke: currentColor; stroke-opacity: .14; }
-.legend { display: flex; flex-wrap: wrap; gap: .2rem 1rem; font-size: 13px; }
-.legend i { display: inline-block; width: 14px; height: 3px; margin-right: .4rem;
-            vertical-align: middle; }
-pre { white-space: pre-wrap; font-size: 12.5px; background: #f3f4f6; color: #1c1e21;
-      padding: .8rem; border-radius: 6px; }
-@media (prefers-color-scheme: dark) {
-  body { color: #e4e6e9; background: #16181b; } p.lead, .empty { color: #9aa1a9; }
-  th, td { border-color: #34383d; } pre { background: #22262a; color: #e4e6e9; }
-}
-"""
 LATENCIES = (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"), ("E2E", "e2el"))
 _ARRIVAL_BINS = 200
 LATENCY_COLUMNS = ("mean", "p50", "p90", "p95", "p99")
-
-
-def number(value: object, digits: int = 4) -> str:
-    """A number for people; whole numbers are grouped."""
-    if isinstance(value, int):
-        return f"{value:,}"
-    if not isinstance(value, float):
-        return "-"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.{digits}g}"
 
 
 def latency_rows(summary: RunSummary) -> list[list[str]]:
@@ -139,24 +105,20 @@ def warnings_of(summary: RunSummary) -> list[str]:
 
 def render_report(result: RunResult, summary: RunSummary) -> str:
     """The whole page."""
-    name = escape(result.workload.name)
-    charts = _charts(result, request_times(result.ledger))
-    figures = "".join(
-        f"<figure><figcaption>{escape(title)}</figcaption>{chart}</figure>"
-        for title, chart in charts.items()
-    )
     warnings = "".join(f'<p class="warn">{escape(text)}</p>' for text in warnings_of(summary))
-    provenance = json.dumps(summary.sim.provenance.to_json(), indent=1)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Lockstep: {name}</title><style>{STYLE}</style></head><body>"
-        f'<h1>{name}</h1><p class="lead">A simulated run of the Lockstep scheduler</p>{warnings}'
-        f"<h2>Latency, ms</h2>{_table(['', *LATENCY_COLUMNS], latency_rows(summary))}"
-        f"<h2>Throughput and memory</h2>{_table([], fact_rows(summary))}"
-        f'<h2>Plots</h2><div class="grid2">{figures}</div>'
-        f"<h2>How this run was made</h2><pre>{escape(provenance)}</pre></body></html>\n"
-    )
+    sections = {
+        "Latency, ms": html_table(["", *LATENCY_COLUMNS], latency_rows(summary)),
+        "Throughput and memory": html_table([], fact_rows(summary)),
+        "Plots": figures(_charts(result, request_times(result.ledger))),
+        "How this run was made": _provenance(summary),
+    }
+    lead = "A simulated run of the Lockstep scheduler"
+    return page(result.workload.name, lead, sections, warnings)
+
+
+def _provenance(summary: RunSummary) -> str:
+    text = json.dumps(summary.sim.provenance.to_json(), indent=1)
+    return f"<pre>{escape(text)}</pre>"
 
 
 def _charts(result: RunResult, times: Sequence[RequestTimes]) -> dict[str, str]:
@@ -231,15 +193,6 @@ def _over_time(result: RunResult, curve: str, unit: str, pool_share: bool = Fals
         "time, s",
         unit,
     )
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = ["<table>"]
-    if header:
-        cells.append("<tr>" + "".join(f"<th>{escape(name)}</th>" for name in header) + "</tr>")
-    for row in rows:
-        cells.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>")
-    return "".join([*cells, "</table>"])
 
 
 def _pair(first: float, second: float) -> str:

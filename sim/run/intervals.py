@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from engine.core import ConfigError
 from sim.cost.calibrated import CalibratedCost
 from sim.cost.noise import Noise, Replicate
 from sim.cost.noise import replicates as shared_out
+from sim.metrics.percentiles import percentiles
 from sim.metrics.run_summary import RunIntervals
 from sim.run.deployment import Parts, build
 from sim.run.run import RunPlan, run_plan
@@ -73,5 +72,5 @@ def with_noise(parts: Parts, seed: int, replicate: Replicate) -> Parts:
 
 
 def _bounds(column: Sequence[float]) -> tuple[float, float]:
-    low, high = np.percentile(column, BOUNDS)
-    return float(low), float(high)
+    low, high = percentiles(column, BOUNDS)
+    return low, high

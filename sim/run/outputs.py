@@ -1,21 +1,19 @@
-"""The output directory of a run: complete under its name, or not there at all."""
+"""The files of a run, and the folder that takes them."""
 
 from __future__ import annotations
 
 import csv
 import json
-import os
-import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
-from engine.core import ConfigError, InputError
 from engine.steplog.api import StepLogReader
-from engine.steplog.perfetto import write_trace
+from engine.steplog.atomic import write_text
+from engine.steplog.output_folder import OutputFolder, read_head, read_json
+from engine.steplog.perfetto import TRACE_BEGIN, write_trace
 from sim.metrics.requests import COMPLETED, STATUS_NAMES, UNSET
 from sim.metrics.summary import NS_PER_MS
+from sim.report.page import is_page
 from sim.report.run_report import render_report
 from sim.run.run import Run
 
@@ -42,56 +40,54 @@ COLUMNS = (
 Cell = int | float | str | None
 
 
-class OutputDirectory:
-    """Collects files beside the target and renames the whole at the end.
+def run_folder(out: Path) -> OutputFolder:
+    """The folder of a run's results; those of an earlier run are replaced, and nothing else."""
+    known = {
+        SUMMARY: _is_summary,
+        "requests.csv": _is_request_table,
+        "requests.parquet": _is_parquet,
+        STEP_LOG: _is_step_log,
+        "trace.json": _is_trace,
+        "report.html": is_page,
+    }
+    return OutputFolder(out, known, last=SUMMARY)
 
-    Use as a context: an error inside removes what was written. An older run under the same name
-    is replaced; any other directory that is not empty is refused.
-    """
 
-    def __init__(self, target: Path) -> None:
-        self.target = target
-        if target.exists() and not target.is_dir():
-            raise ConfigError("out", str(target), "exists and is not a directory")
-        if target.is_dir() and any(target.iterdir()) and not (target / SUMMARY).is_file():
-            raise ConfigError("out", str(target), "is a directory that holds no earlier run")
-        self.path = target.with_name(f".{target.name}.{os.getpid()}.partial")
-        self._new_parents = [parent for parent in target.parents if not parent.exists()]
+def _is_summary(path: Path) -> bool:
+    document = read_json(path)
+    ours = document.get("sim") if isinstance(document, dict) else None
+    return isinstance(ours, dict) and "provenance" in ours
 
-    def __enter__(self) -> OutputDirectory:
-        try:
-            self.path.mkdir(parents=True)
-        except OSError as error:
-            raise InputError(f"{self.target}: cannot be written ({error.strerror})") from None
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            shutil.rmtree(self.path, ignore_errors=True)
-            for parent in self._new_parents:  # deepest first
-                with suppress(OSError):
-                    parent.rmdir()
-            return
-        old = self.target.with_name(f".{self.target.name}.{os.getpid()}.old")
-        if self.target.exists():
-            self.target.rename(old)
-        self.path.rename(self.target)
-        shutil.rmtree(old, ignore_errors=True)
+def _is_request_table(path: Path) -> bool:
+    return read_head(path).startswith(b"request_id,replica,status,arrival_ns,")
+
+
+def _is_step_log(path: Path) -> bool:
+    head = read_head(path)
+    return b'"format":"lockstep-steplog"' in head and b'"writer":"sim"' in head
+
+
+def _is_trace(path: Path) -> bool:
+    return read_head(path).startswith(TRACE_BEGIN.encode() + b"\n")
+
+
+def _is_parquet(path: Path) -> bool:
+    # The names of the columns stand in the footer.
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - (1 << 16)))
+        tail = file.read()
+    return tail.endswith(b"PAR1") and b"first_scheduled_ns" in tail
 
 
 def write_outputs(run: Run, directory: Path, with_trace: bool = True) -> None:
     """Writes all files of a run except the step log, which must already be there."""
     text = json.dumps(run.summary.to_json(), indent=2, allow_nan=False) + "\n"
-    (directory / SUMMARY).write_text(text, encoding="utf-8")
+    write_text(directory / SUMMARY, text)
     write_requests_csv(run, directory / "requests.csv")
     _write_parquet(run, directory / "requests.parquet")
     report = render_report(run.result, run.summary)
-    (directory / "report.html").write_text(report, encoding="utf-8")
+    write_text(directory / "report.html", report)
     if with_trace:
         write_trace(StepLogReader(directory / STEP_LOG), directory / "trace.json")
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from sim.cost.work import Floats
 from sim.metrics.summary import NS_PER_MS
-from sim.report.page import figures, page, table
-from sim.report.run_report import number
+from sim.report.page import figures, page
 from sim.report.svg import Series, line_chart
+from sim.report.tables import html_table, number
 from sim.validation.compare import OVERLOAD_SHARE, Comparison
 from sim.validation.outcome import Outcome
 from sim.validation.predicted import has_pauses
@@ -106,7 +106,7 @@ def render_validation(comparisons: Sequence[Comparison]) -> str:
         items = "".join(f"<li>{escape(line)}</li>" for line in notes(comparison))
         sections[comparison.run.name] = (
             f"<ul>{items}</ul>"
-            + table(header(comparison), text_rows(comparison))
+            + html_table(header(comparison), text_rows(comparison))
             + figures(_charts(comparison))
         )
     return page(

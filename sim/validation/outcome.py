@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.metrics.percentiles import percentiles
 from sim.metrics.summary import NS_PER_MS, NS_PER_S, pooled_latency
 from sim.metrics.token_gaps import GapPool
 
@@ -59,10 +60,10 @@ class Outcome:
         tpot = (e2e - ttft)[many] / (self.output_tokens[many] - 1)
         metrics: dict[str, float] = {}
         for name, values in (("ttft", ttft), ("tpot", tpot), ("e2el", e2e)):
-            cuts = np.percentile(values, (50, 90, 99)) if len(values) else [np.nan] * 3
+            cuts = percentiles(values, (50, 90, 99))
             metrics[f"mean_{name}_ms"] = float(values.mean()) if len(values) else float("nan")
             for (_, statistic), cut in zip(STATISTICS[1:], cuts, strict=True):
-                metrics[f"{statistic}_{name}_ms"] = float(cut)
+                metrics[f"{statistic}_{name}_ms"] = cut
         pooled = pooled_latency(self.gaps)
         for _, statistic in STATISTICS:
             value = getattr(pooled, statistic)

@@ -14,6 +14,7 @@ from sim.cost.calibrated import CalibratedCost
 from sim.cost.noise import Noise, replicates
 from sim.cost.physics import Physics
 from sim.cost.profile import Profile
+from sim.metrics.percentiles import percentiles
 from sim.metrics.result import RunResult
 from sim.validation.outcome import Curves, Outcome
 from sim.validation.recorded import RecordedRun
@@ -65,8 +66,8 @@ def intervals(
 
 
 def _bounds(column: Sequence[float]) -> tuple[float, float]:
-    low, high = np.percentile(column, INTERVAL)
-    return float(low), float(high)
+    low, high = percentiles(column, INTERVAL)
+    return low, high
 
 
 def simulated_outcome(result: RunResult) -> Outcome:

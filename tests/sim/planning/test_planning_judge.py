@@ -11,7 +11,7 @@ import pytest
 from sim.cluster.prefill_decode import KvLink
 from sim.metrics.requests import Ledger
 from sim.metrics.stability import is_stable
-from sim.planning.judge import percentile
+from sim.planning.judge import statistic
 from sim.planning.sampling import load_source
 from sim.planning.space import Candidate, Group
 from sim.planning.study import Limit, ShareGoal, Slo, WorkloadSpec
@@ -96,10 +96,10 @@ def test_rejected_requests_miss_unless_they_are_left_out():
 
 def test_percentiles_are_linear_and_infinite_values_count():
     values = np.array([1.0, 2.0, 3.0, 4.0])
-    assert percentile(values, 50.0) == 2.5
-    assert percentile(values, None) == 2.5
-    assert percentile(np.array([1.0, np.inf]), 50.0) == np.inf
-    assert percentile(np.array([1.0, 2.0, np.inf]), 50.0) == 2.0
+    assert statistic(values, 50.0) == 2.5
+    assert statistic(values, None) == 2.5
+    assert statistic(np.array([1.0, np.inf]), 50.0) == np.inf
+    assert statistic(np.array([1.0, 2.0, np.inf]), 50.0) == 2.0
 
 
 def test_a_failure_inside_a_run_is_reported_and_not_raised():
