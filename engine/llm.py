@@ -15,6 +15,7 @@ from engine.layers.sharding import check_tp_size
 from engine.models.config import load_model_config
 from engine.options import EngineOptions
 from engine.requests.committed_step import CommittedStep
+from engine.requests.detokenize import byte_token_ids
 from engine.requests.live import LiveRequest
 from engine.requests.outputs import RequestOutput
 from engine.requests.progress import Progress
@@ -63,6 +64,7 @@ class LLM:
         self.options = EngineOptions.from_kwargs(model, **options)
         self.model_config = load_model_config(self.options.model)
         self.tokenizer = load_tokenizer(self.options.tokenizer or self.options.model)
+        self._byte_ids = byte_token_ids(self.tokenizer)
         self._eos_token_ids = frozenset(self.model_config.eos_token_ids)
         size = self.options.tensor_parallel_size
         check_tp_size(self.model_config, size)
@@ -282,7 +284,9 @@ class LLM:
         seed = request_seed(params, self.options.seed, number)
         sampling = RequestSampling(params, seed, len(prompt.token_ids), stops)
         now_ns = self._loop.now_ns()
-        return LiveRequest(number, prompt, sampling, now_ns, self.tokenizer, stream, is_kept)
+        return LiveRequest(
+            number, prompt, sampling, now_ns, self.tokenizer, stream, is_kept, self._byte_ids
+        )
 
     def _check_open(self) -> None:
         if self._closed:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from engine.core.plan import Finished
 from engine.core.request import Request, RequestId
 from engine.core.tokens import Prompt
-from engine.requests.detokenize import IncrementalDetokenizer, decode_output
+from engine.requests.detokenize import IncrementalDetokenizer, decode_output, prompt_context
 from engine.requests.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from engine.requests.prompts import Tokenizer, TokenPrompt
 from engine.sampling_params import RequestSampling
@@ -30,6 +30,7 @@ class LiveRequest:
         tokenizer: Tokenizer | None,
         streams: bool = False,
         is_kept: bool = False,
+        byte_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
@@ -43,6 +44,11 @@ class LiveRequest:
             self.logprobs = []
         self._error: str | None = None
         self._tokenizer = tokenizer if params.detokenize else None
+        self._context: tuple[int, ...] = ()
+        if self._tokenizer is not None:
+            self._context = prompt_context(
+                self._tokenizer, prompt.token_ids, byte_ids, params.skip_special_tokens
+            )
         self._text: IncrementalDetokenizer | None = None
         if self._tokenizer is not None and (streams or params.stop_strings):
             self._text = IncrementalDetokenizer(
@@ -51,6 +57,8 @@ class LiveRequest:
                 min_tokens=params.min_tokens,
                 skip_special_tokens=params.skip_special_tokens,
                 include_stop=params.include_stop_str_in_output,
+                context=self._context,
+                byte_ids=byte_ids,
             )
         self.is_watched = streams or self._text is not None
 
@@ -117,6 +125,7 @@ class LiveRequest:
                 by_token,
                 skip_special_tokens=self.params.skip_special_tokens,
                 include_stop=self.params.include_stop_str_in_output,
+                context=self._context,
             )
         except Exception as error:  # a tokenizer is foreign code
             if self._error is None:

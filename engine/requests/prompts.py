@@ -11,7 +11,8 @@ from typing import Protocol, cast
 from engine.core.errors import ConfigError, InputError
 from engine.sampling_params import SamplingParams
 
-ChatMessage = Mapping[str, str]
+# `content` is text or a list of text parts {"type": "text", "text": ...}.
+ChatMessage = Mapping[str, object]
 # Text, token ids, {"prompt": text}, {"prompt_token_ids": ids}, or a list of chat messages.
 PromptInput = str | Sequence[int] | Mapping[str, object] | Sequence[ChatMessage]
 
@@ -19,8 +20,10 @@ PromptInput = str | Sequence[int] | Mapping[str, object] | Sequence[ChatMessage]
 class Tokenizer(Protocol):
     """The part of a Hugging Face tokenizer that the engine uses."""
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text, special tokens added as the tokenizer wants them."""
+    clean_up_tokenization_spaces: bool
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Ids of a text, with the special tokens that the tokenizer adds or without."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of ids."""
@@ -50,6 +53,8 @@ def load_tokenizer(folder: str) -> Tokenizer | None:
         tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
+    # Cleaning up takes back spaces that a stream has already shown.
+    tokenizer.clean_up_tokenization_spaces = False
     return tokenizer
 
 
@@ -83,11 +88,12 @@ def to_token_prompt(
         prompt = _from_mapping(prompt, where)
     if isinstance(prompt, str):
         text = prompt
-        ids: Iterable[object] = _needed(tokenizer, where).encode(prompt)
+        ids: Iterable[object] = _needed(tokenizer, where).encode(prompt, add_special_tokens=True)
     elif isinstance(prompt, Sequence) and prompt and _is_message(prompt[0]):
         usable = _needed(tokenizer, where)
         text = _chat_text(prompt, usable, where)  # type: ignore[arg-type]
-        ids = usable.encode(text)
+        # The template writes every special token itself; a second BOS would change the output.
+        ids = usable.encode(text, add_special_tokens=False)
     elif isinstance(prompt, Sequence):
         ids = prompt
     else:
@@ -131,10 +137,34 @@ def _is_message(item: object) -> bool:
 
 
 def _chat_text(messages: Sequence[ChatMessage], tokenizer: Tokenizer, where: str) -> str:
+    plain = [_plain_message(item, f"{where}, message {at}") for at, item in enumerate(messages)]
     try:
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return tokenizer.apply_chat_template(plain, add_generation_prompt=True, tokenize=False)
     except Exception as error:  # templates are user code and raise what they like
         raise InputError(f"{where}: the chat template failed: {error}") from error
+
+
+def _plain_message(message: object, where: str) -> ChatMessage:
+    """The message with its content as one text, which every template understands."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise InputError(f"{where}: must be a dict with 'role' and 'content'")
+    content = message.get("content")
+    if isinstance(content, str):
+        return message
+    if not isinstance(content, Sequence):
+        raise InputError(f"{where}: content={content!r} must be text or a list of text parts")
+    texts = [_part_text(part, f"{where}, part {at}") for at, part in enumerate(content)]
+    return {**message, "content": "".join(texts)}
+
+
+def _part_text(part: object, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    text = part.get("text") if isinstance(part, Mapping) and kind == "text" else None
+    if not isinstance(text, str):
+        raise InputError(f"{where}: only text is supported, not a part of type {kind!r}")
+    return text
 
 
 def _needed(tokenizer: Tokenizer | None, where: str) -> Tokenizer:
