@@ -103,7 +103,8 @@ def end(picture: Picture, track: Track, finished: Finished | None, reason: str, 
     if name in ledger.ended:
         picture.complain("L4", f"{name!r} ended twice")
     ledger.ended[name] = reason
-    ledger.outputs[name] = track.outputs
+    # What was returned, not what was sampled: probes compare the former.
+    ledger.outputs[name] = list(finished.output_token_ids) if finished is not None else []
     writing = [step for step in picture.open if any(entry[0] is track for entry in step.entries)]
     if writing:
         writing[-1].voided.append(track.table)

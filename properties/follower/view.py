@@ -27,6 +27,10 @@ class LawBroken(LockstepError):
         return type(self), (self.law, self.detail)
 
 
+class Inconclusive(LawBroken):
+    """A run ended for a reason other than the laws that were asked for: it proves nothing."""
+
+
 class PlanView(Protocol):
     """The decisions of one step."""
 

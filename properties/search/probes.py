@@ -28,9 +28,20 @@ def _small(**changes: Any) -> KernelConfig:  # noqa: ANN401
     return replace(base, **changes)
 
 
+def _require_service(scheduler: Scheduler) -> None:
+    """One request of one token is served to its end; else what follows would prove nothing."""
+    scheduler.add(Request("served", Prompt([1, 2, 3]), 1))
+    plan = scheduler.schedule()
+    finished = scheduler.commit(plan, [4] * len(plan.sampled_ids)).finished
+    told = [(ended.request_id, ended.reason, list(ended.output_token_ids)) for ended in finished]
+    if told != [("served", "length", [4])]:
+        raise LawBroken("L6", f"a request of one token ended as {told}")
+
+
 def double_free(factory: SchedulerFactory = Scheduler) -> None:
     """LAW-B9: freeing a sequence twice changes nothing, freeing a block twice raises."""
     scheduler = factory(_small())
+    _require_service(scheduler)
     scheduler.add(Request(0, Prompt([1, 2, 3, 4, 5]), 4))
     scheduler.commit(scheduler.schedule(), [7])
     sequence = scheduler.state.sequences[0]
@@ -54,6 +65,7 @@ def round_trip(factory: SchedulerFactory = Scheduler) -> None:
     for policy in ("mixed", "prefill_first"):
         for length in range(1, 20):
             scheduler = factory(_small(policy=policy))
+            _require_service(scheduler)
             scheduler.add(Request("held", Prompt(range(6)), 8))
             scheduler.commit(scheduler.schedule(), [90])
             pool = scheduler.state.manager.pool
@@ -186,7 +198,11 @@ def _outputs(config: KernelConfig, specs: list[dict[str, Any]], factory: Factory
         operations += [["add", spec], ["step"]]
     workload = Workload(config, 5, (*operations, ["drain"]))
     follower = run_workload(workload, factory, only=frozenset(), thorough=False)
-    return follower.ledger.outputs
+    outputs = follower.ledger.outputs
+    for spec in specs:
+        if not outputs.get(spec["id"]):
+            raise LawBroken("L7", f"request {spec['id']!r} returned no output under {config}")
+    return outputs
 
 
 def chunk_independence(factory: Factory = kernel) -> None:

@@ -13,7 +13,7 @@ from engine.core.config import KernelConfig
 from engine.core.errors import KernelBug
 from engine.core.scheduler import Scheduler
 from properties.follower import SUSPENDED_IF_ASYNC, SUSPENDED_IF_PERTURBED, Follower
-from properties.follower.view import LawBroken, Target
+from properties.follower.view import Inconclusive, LawBroken, Target
 from properties.reference import ReferenceScheduler
 from properties.search.driver import Driver
 from properties.search.workloads import Workload
@@ -64,6 +64,9 @@ def run_workload(
 
     Raises:
         LawBroken: the first broken law; a crash counts as law `CRASH`.
+        Inconclusive: with `only`, when another law's alarm or a crash ends the run, or requests
+            are left when it has drained. Whoever looks for a certain law goes on; for everybody
+            else it is a failure.
     """
     driver = make_driver(
         workload.config,
@@ -77,14 +80,22 @@ def run_workload(
     with translated(driver.follower):
         for operation in workload.operations:
             driver.apply(operation)
+        if only is not None and workload.operations[-1:] == (["drain"],):
+            _require_all_ended(driver)
     return driver.follower
+
+
+def _require_all_ended(driver: Driver) -> None:
+    live = list(driver.follower.live)
+    if live or driver.target.has_work:
+        raise Inconclusive("L3", f"step {driver.follower.ledger.steps}: {live} never ended")
 
 
 @contextmanager
 def translated(follower: Follower) -> Iterator[None]:
     """Turns alarms of the kernel and crashes into broken laws.
 
-    With the follower's `only`, an alarm of another law ends the run quietly: it proves nothing.
+    With the follower's `only`, an alarm of another law or a crash makes the run `Inconclusive`.
     """
     try:
         yield
@@ -92,10 +103,11 @@ def translated(follower: Follower) -> Iterator[None]:
         raise
     except Exception as crash:
         law = crash.law if isinstance(crash, KernelBug) else _law_of(crash)
-        if follower.only is None or law in follower.only:
-            where = traceback.extract_tb(crash.__traceback__)[-1]
-            detail = f"{type(crash).__name__}: {crash} in {where.name}"
-            raise LawBroken(law, f"step {follower.ledger.steps}: {detail}") from crash
+        asked = follower.only is None or law in follower.only
+        where = traceback.extract_tb(crash.__traceback__)[-1]
+        detail = f"{type(crash).__name__}: {crash} in {where.name}"
+        kind = LawBroken if asked else Inconclusive
+        raise kind(law, f"step {follower.ledger.steps}: {detail}") from crash
 
 
 def _law_of(crash: Exception) -> str:
@@ -120,10 +132,12 @@ def first_failure(
     seeds: range,
     only: frozenset[str] | None = None,
 ) -> tuple[int, LawBroken] | None:
-    """The first seed of a range whose workload breaks a law."""
+    """The first seed of a range whose workload breaks a law, one of `only` if given."""
     for seed in seeds:
         try:
             run_workload(workloads(seed), factory, only=only)
+        except Inconclusive:
+            continue
         except LawBroken as broken:
             return seed, broken
     return None

@@ -15,6 +15,7 @@ from engine.core.config import KernelConfig
 from engine.core.plan import Entry, NewBlocks
 from engine.core.request import Request, RequestId
 from engine.steplog.api import AddRecord, DecodeRunEvent, StepEvent
+from properties.follower.view import LawBroken
 from sim.cluster.router import make_router
 from sim.cluster.simulation import RunOptions, Simulation
 from sim.cost.features import CostModel, StepFeatures
@@ -23,6 +24,9 @@ from sim.metrics.requests import COMPLETED, Ledger
 from sim.specs.hardware import hardware_named
 from sim.specs.models import model_named
 from sim.workloads.table import HashedPrefixes, Workload
+
+# Far beyond any case: a scheduler that never finishes must not run for ever.
+MAX_STEPS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,11 @@ class Recorder:
     added: list[tuple[Request, int, int]] = field(default_factory=list)  # arrival, added at
     steps: list[TimedStep] = field(default_factory=list)
 
+    def _keep(self, step: TimedStep) -> None:
+        if len(self.steps) == MAX_STEPS:
+            raise LawBroken("L3", f"{MAX_STEPS} steps did not end a case of a few requests")
+        self.steps.append(step)
+
     def add(self, record: AddRecord) -> None:
         """A request was accepted."""
         self.added.append((record.request, record.arrival_ns, record.added_ns))
@@ -106,7 +115,7 @@ class Recorder:
         """A step was committed."""
         plan = event.plan
         finished = tuple([ended.request_id for ended in event.outcome.finished])
-        self.steps.append(
+        self._keep(
             TimedStep(
                 event.start_ns,
                 event.duration_ns,
@@ -126,7 +135,7 @@ class Recorder:
             last = offset + 1 == run.num_steps
             finished = tuple([ended.request_id for ended in run.outcome.finished]) if last else ()
             preempted = plan.preempted if offset == 0 else ()
-            self.steps.append(
+            self._keep(
                 TimedStep(
                     event.start_ns + sum(durations_ns[:offset]),
                     durations_ns[offset],
