@@ -238,8 +238,11 @@ class ForcedRunner:
     def _record(self, plan: StepPlan, command: StepCommand, observed: dict[str, Observed]) -> None:
         num_decodes = command.num_decodes
         # Under a graph no Python of the model runs; the rows lie in the runner's buffer.
-        hidden = self._step_hidden if plan.chunks else self.runner.hidden[:num_decodes]
-        assert hidden is not None
+        hidden = self._step_hidden
+        if not plan.chunks:
+            hidden = self.runner.hidden[:num_decodes]
+        elif hidden is None:
+            hidden = self.runner.prompt_hidden
         hidden = hidden.clone()
         for row, (name, base) in enumerate(
             zip(plan.decode.request_ids, plan.decode.base_positions, strict=True)

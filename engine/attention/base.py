@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from engine.kernels.worklist import Worklist
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,8 @@ class AttentionMetadata:
     # Filled in by `AttentionBackend.prepare`, for itself.
     decode_order: Tensor | None = None  # int64 [num_decodes]
     cu_seqlens_k: Tensor | None = None  # int32 [num_chunks + 1]
+    # In place of all bounds and lengths above, for a backend that reads them on the device.
+    work: Worklist | None = None
 
     @property
     def num_chunks(self) -> int:

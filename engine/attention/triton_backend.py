@@ -40,7 +40,7 @@ class TritonAttention:
 
     def prepare(self, meta: AttentionMetadata) -> AttentionMetadata:
         """Decodes are started longest first, so that no long one runs alone at the end."""
-        if meta.num_decodes < MIN_ROWS_TO_ORDER:
+        if meta.work is not None or meta.num_decodes < MIN_ROWS_TO_ORDER:
             return meta
         order = torch.argsort(meta.decode_context_lens, descending=True)
         return replace(meta, decode_order=order)
@@ -57,10 +57,13 @@ class TritonAttention:
         """See AttentionBackend."""
         from engine.kernels.paged_decode import paged_decode
         from engine.kernels.paged_prefill import paged_prefill
+        from engine.kernels.ragged import ragged_attention
         from engine.kernels.store_kv import store_kv
 
         if k is not None and v is not None:
             store_kv(k, v, kv_cache, meta.slot_mapping)
+        if meta.work is not None:
+            return ragged_attention(q, kv_cache, meta.work, scale)
         out = torch.empty_like(q)
         n = meta.num_decodes
         if n:

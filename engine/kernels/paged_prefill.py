@@ -56,7 +56,7 @@ def _attend(
     k_base,
     v_base,
     table,
-    first_row,
+    rows,
     begin,
     end,
     context,
@@ -64,15 +64,16 @@ def _attend(
     TOKEN_STRIDE: tl.constexpr,
     D: tl.constexpr,
     PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Add the keys of [begin, end) to the running softmax; MASKED tiles touch the diagonal."""
-    rows = first_row + tl.arange(0, BLOCK_M)
+    """Add the keys of [begin, end) to the running softmax; MASKED tiles touch the diagonal.
+
+    `rows` holds the queries' positions.
+    """
     d = tl.arange(0, BLOCK_D)
     n = tl.arange(0, BLOCK_N)
     for start in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
@@ -171,6 +172,7 @@ def _prefill_kernel(
     q = tl.load(q_ptr + at, mask=mask, other=0.0)
 
     first_row = prefix + tile * BLOCK_M
+    rows = first_row + tl.arange(0, BLOCK_M)
     diagonal = (first_row + 1) // BLOCK_N * BLOCK_N  # every row of the tile sees all keys before
     end = tl.minimum(context, first_row + BLOCK_M)
     begin = 0
@@ -182,14 +184,14 @@ def _prefill_kernel(
     kv_offset = (head // GROUP) * D
     table = table_ptr + chunk.to(tl.int64) * table_stride
     acc, total, m = _attend(
-        acc, total, m, q, k_ptr + kv_offset, v_ptr + kv_offset, table, first_row,
+        acc, total, m, q, k_ptr + kv_offset, v_ptr + kv_offset, table, rows,
         begin, tl.minimum(diagonal, end), context, scale_log2, HKV * D,
-        D, PAGE, BLOCK_M, BLOCK_D, BLOCK_N, STAGES, False, PRECISION,
+        D, PAGE, BLOCK_D, BLOCK_N, STAGES, False, PRECISION,
     )  # fmt: skip
     acc, total, m = _attend(
-        acc, total, m, q, k_ptr + kv_offset, v_ptr + kv_offset, table, first_row,
+        acc, total, m, q, k_ptr + kv_offset, v_ptr + kv_offset, table, rows,
         tl.maximum(diagonal, begin), end, context, scale_log2, HKV * D,
-        D, PAGE, BLOCK_M, BLOCK_D, BLOCK_N, STAGES, True, PRECISION,
+        D, PAGE, BLOCK_D, BLOCK_N, STAGES, True, PRECISION,
     )  # fmt: skip
     if SPLITS == 1:
         out = acc / total[:, None]

@@ -1,8 +1,9 @@
-"""CUDA graphs of the decode step: which batch sizes are captured, capture and replay.
+"""CUDA graphs of a step: which sizes are captured, capture and replay.
 
 A decode step is two graphs that follow each other without the host: the model (from the rows'
 state on the device to their hidden states) and the sampling (LM head, draw, write-back). Steps
-that need more than a temperature replay the first only.
+that need more than a temperature replay the first only. Steps with prompt chunks have graphs of
+their own for the model, by their number of rows.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 _SMALL_SIZES = (1, 2, 4)
 _FINE_STEP, _FINE_LIMIT = 8, 256
 _COARSE_STEP = 16
+# Launching a step from the host takes about 10 ms. Beyond these sizes the device needs longer.
+_PROMPT_SIZES = (
+    *(16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896),
+    *(1024, 1280, 1536, 1792, 2048),
+)
 # Kernel nodes and library workspaces that one captured graph keeps, beside its activations.
 GRAPH_OVERHEAD_BYTES = 6 * 1024**2
 
@@ -29,6 +35,20 @@ def graph_batch_sizes(largest: int) -> tuple[int, ...]:
     sizes += range(_FINE_STEP, _FINE_LIMIT + 1, _FINE_STEP)
     sizes += range(_FINE_LIMIT + _COARSE_STEP, largest + 1, _COARSE_STEP)
     return (*[size for size in sizes if size < largest], largest)  # BUG-C08
+
+
+def prompt_graph_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
+    """Numbers of rows of captured steps with chunks; the largest holds every step up to it."""
+    largest = min(max_num_batched_tokens, _PROMPT_SIZES[-1])
+    return (*[size for size in _PROMPT_SIZES if size < largest], largest)
+
+
+def can_pad_prompts(backend_name: str, num_ranks: int) -> bool:
+    """Whether steps with chunks run at padded sizes.
+
+    Several ranks are left out because their sums have not been measured at these sizes.
+    """
+    return backend_name == "triton" and num_ranks == 1
 
 
 def bucket_for(num_rows: int, sizes: tuple[int, ...]) -> int:
@@ -50,28 +70,14 @@ class _Captured:
     sampling: torch.cuda.CUDAGraph
 
 
-class DecodeGraphs:
-    """The captured graphs of all batch sizes."""
+class GraphPool:
+    """Captures graphs that share their memory, since only one of them runs at a time."""
 
-    def __init__(
-        self,
-        sizes: tuple[int, ...],
-        run_model: Callable[[int], None],
-        run_sampling: Callable[[int], None],
-    ) -> None:
-        """Captures from large to small, so that small graphs reuse the large ones' memory.
-
-        Both callables work on persistent buffers only and must leave no trace for rows that hold
-        no request.
-        """
-        self.sizes = sizes
-        self._graphs: dict[int, _Captured] = {}
+    def __init__(self) -> None:
         self._pool: Any = None
-        for size in reversed(sizes):
-            model = self._capture(run_model, size)
-            self._graphs[size] = _Captured(model, self._capture(run_sampling, size))
 
-    def _capture(self, work: Callable[[int], None], size: int) -> torch.cuda.CUDAGraph:
+    def capture(self, work: Callable[[int], None], size: int) -> torch.cuda.CUDAGraph:
+        """A graph of `work(size)`."""
         import torch
 
         # Kernels are compiled and library handles made by a run outside the capture.
@@ -83,6 +89,42 @@ class DecodeGraphs:
             work(size)
         self._pool = self._pool or graph.pool()
         return graph
+
+
+class PromptGraphs:
+    """The model over padded steps with chunks, by number of rows."""
+
+    def __init__(
+        self, sizes: tuple[int, ...], run_model: Callable[[int], None], pool: GraphPool
+    ) -> None:
+        """As `DecodeGraphs`."""
+        self._graphs = {size: pool.capture(run_model, size) for size in reversed(sizes)}
+
+    def replay(self, num_rows: int) -> None:
+        """Runs the model on a captured number of rows."""
+        self._graphs[num_rows].replay()
+
+
+class DecodeGraphs:
+    """The captured graphs of all batch sizes."""
+
+    def __init__(
+        self,
+        sizes: tuple[int, ...],
+        run_model: Callable[[int], None],
+        run_sampling: Callable[[int], None],
+        pool: GraphPool,
+    ) -> None:
+        """Captures from large to small, so that small graphs reuse the large ones' memory.
+
+        Both callables work on persistent buffers only and must leave no trace for rows that hold
+        no request.
+        """
+        self.sizes = sizes
+        self._graphs: dict[int, _Captured] = {}
+        for size in reversed(sizes):
+            model = pool.capture(run_model, size)
+            self._graphs[size] = _Captured(model, pool.capture(run_sampling, size))
 
     def bucket(self, num_rows: int) -> int:
         """The captured size that a batch runs at."""

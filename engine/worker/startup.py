@@ -20,7 +20,12 @@ from engine.models.decoder import Decoder
 from engine.models.loader import init_dummy_weights, load_weights
 from engine.options import EngineOptions
 from engine.worker.device import CPU_KV_CACHE_BYTES
-from engine.worker.graphs import graph_batch_sizes, reserved_graph_bytes
+from engine.worker.graphs import (
+    can_pad_prompts,
+    graph_batch_sizes,
+    prompt_graph_sizes,
+    reserved_graph_bytes,
+)
 from engine.worker.kv_cache import (
     KvShape,
     MemoryProfile,
@@ -34,6 +39,8 @@ from engine.worker.row_sampler import warm_up_sampling
 
 # Both graphs of a batch size keep their own kernel nodes.
 _GRAPHS_PER_SIZE = 2
+# Partial results of attention and the persistent buffers of padded steps, for the largest models.
+_PADDED_STEP_BYTES = 128 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +198,15 @@ def _profile(
     torch.cuda.empty_cache()
     # After the warm-up, which loads kernels and makes NCCL allocate its buffers.
     other_bytes, total = _other_bytes(device)
-    graph_bytes = 0
+    graph_bytes = prompt_peak = 0
     if not options.enforce_eager:
         num_graphs = _GRAPHS_PER_SIZE * len(graph_batch_sizes(max_rows))
-        graph_bytes = reserved_graph_bytes(num_graphs, max(decode_peak, plain_peak))
+        if can_pad_prompts(loaded.backend_name, group.size):
+            sizes = prompt_graph_sizes(options.max_num_batched_tokens)
+            num_graphs += len(sizes)
+            share = sizes[-1] / options.max_num_batched_tokens
+            prompt_peak = int(prefill_peak * share) + _PADDED_STEP_BYTES
+        graph_bytes = reserved_graph_bytes(num_graphs, max(decode_peak, plain_peak, prompt_peak))
     return MemoryProfile(
         total_bytes=total,
         other_bytes=other_bytes,
