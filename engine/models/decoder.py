@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +87,22 @@ class DecoderLayer(nn.Module):
         yield from self.mlp.weight_slices(f"{prefix}{self.mlp_name}.")
 
 
+class FewRowsForward(Protocol):
+    """Another way through the same layers, for steps with few rows."""
+
+    def takes(self, meta: AttentionMetadata, num_tokens: int) -> bool: ...  # noqa: D102
+    def forward(  # noqa: D102
+        self,
+        model: Decoder,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[Tensor],
+        meta: AttentionMetadata,
+    ) -> Tensor: ...
+    def takes_logits(self, num_rows: int) -> bool: ...  # noqa: D102
+    def logits(self, model: Decoder, hidden: Tensor) -> Tensor: ...  # noqa: D102
+
+
 class Decoder(nn.Module):
     """A decoder over a paged KV cache; one rank's shard of it."""
 
@@ -116,6 +133,8 @@ class Decoder(nn.Module):
         cos_sin = cos_sin_table(config.rope, config.head_dim, max_position, device)
         self.register_buffer("cos_sin", cos_sin, persistent=False)
         self.cos_sin: Tensor
+        # Takes over the steps that it `takes`, if a runner has set it.
+        self.few_rows: FewRowsForward | None = None
 
     def forward(
         self,
@@ -128,6 +147,8 @@ class Decoder(nn.Module):
 
         `kv_caches` holds one [2, blocks, block_size, Hkv, D] tensor per layer.
         """
+        if self.few_rows is not None and self.few_rows.takes(meta, input_ids.shape[0]):
+            return self.few_rows.forward(self, input_ids, positions, kv_caches, meta)
         meta = self.backend.prepare(meta)
         hidden = self.embedding(input_ids)
         residual: Tensor | None = None

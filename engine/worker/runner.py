@@ -11,6 +11,7 @@ import time
 from array import array
 from collections import deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,14 +23,28 @@ from engine.sampler import Logprobs, compute_logprobs
 from engine.worker.batch_state import BatchState
 from engine.worker.command import StepCommand, StepResult
 from engine.worker.device import device_name, installed_versions
-from engine.worker.graphs import DecodeGraphs, graph_batch_sizes
+from engine.worker.graphs import (
+    DecodeGraphs,
+    GraphPool,
+    PromptGraphs,
+    can_pad_prompts,
+    graph_batch_sizes,
+)
 from engine.worker.info import RunnerInfo
 from engine.worker.inputs import mixed_step_inputs
 from engine.worker.kv_cache import allocate_pool, table_width
 from engine.worker.row_sampler import RowSampler, to_step_logprobs
 from engine.worker.startup import LoadedModel, MemoryPlan, load_model, plan_memory
 
+if TYPE_CHECKING:
+    from engine.worker.few_rows import FewRows
+    from engine.worker.prompt_steps import PromptSteps
+
 _MAX_STEPS_UNDER_WAY = 2
+_ON_THE_DEVICE = (
+    *("graphs", "prompt_graphs", "_prompts", "prompt_hidden"),
+    *("model", "kv_caches", "_pool", "state", "_sampler", "hidden"),
+)
 
 
 @dataclass(slots=True)
@@ -70,12 +85,17 @@ class ModelRunner:
         hidden_size = loaded.config.hidden_size
         self.hidden = torch.zeros(self.max_rows, hidden_size, dtype=loaded.dtype, device=device)
         self.sampled = torch.zeros(self.max_rows, dtype=torch.int64, device=device)
+        self.model.few_rows = self._few_rows(loaded)
+        self._prompts = self._padded_prompts(options, loaded)
+        num_rows = 0 if self._prompts is None else self._prompts.sizes[-1]
+        # Of the last padded step with chunks, all rows.
+        self.prompt_hidden = torch.zeros(num_rows, hidden_size, dtype=loaded.dtype, device=device)
         self._sampler = RowSampler(self.state, group, self.model.local_vocab)
         self._host_tokens = self._token_buffers()
         self._next_buffer = 0
         started = time.perf_counter()
         reserved_bytes = torch.cuda.memory_reserved(device) if self._is_cuda else 0
-        self.graphs = self._capture(options)
+        self.graphs, self.prompt_graphs = self._capture(options)
         if self.graphs is not None:
             used = torch.cuda.memory_reserved(device) - reserved_bytes
             plan.memory_bytes["graph_bytes"] = used
@@ -132,7 +152,7 @@ class ModelRunner:
         try:
             self.drop_steps()
         finally:  # a device in error still lets go of what is here
-            for name in ("graphs", "model", "kv_caches", "_pool", "state", "_sampler", "hidden"):
+            for name in _ON_THE_DEVICE:
                 if hasattr(self, name):
                     delattr(self, name)
         if self._is_cuda:
@@ -160,10 +180,28 @@ class ModelRunner:
         self.hidden[:num_rows].copy_(hidden)
 
     def _run_chunks(self, command: StepCommand) -> None:
+        size = None if self._prompts is None else self._prompts.bucket(command)
+        if self._prompts is not None and size is not None:
+            self._prompts.take(command)
+            if self.prompt_graphs is not None:
+                self.prompt_graphs.replay(size)
+            else:
+                self._model_on_prompts(size, command.num_decodes)
+            return
         inputs = mixed_step_inputs(command, self.state, self.max_model_len)
         hidden = self.model(inputs.input_ids, inputs.positions, self.kv_caches, inputs.meta)
         num_samples = command.num_samples
         torch.index_select(hidden, 0, inputs.sampled_rows, out=self.hidden[:num_samples])
+
+    def _model_on_prompts(self, size: int, num_decodes: int = 0) -> None:
+        """The model over a padded step with chunks; works on persistent buffers only."""
+        assert self._prompts is not None
+        inputs = self._prompts.lay_out(size, num_decodes)
+        hidden = self.model(inputs.input_ids, inputs.positions, self.kv_caches, inputs.meta)
+        self.prompt_hidden[:size].copy_(hidden)
+        num_samples = min(size, self.max_rows)
+        rows = self._prompts.sampled_rows[:num_samples]
+        torch.index_select(hidden, 0, rows, out=self.hidden[:num_samples])
 
     def _sample(self, command: StepCommand) -> Logprobs | None:
         num_rows = command.num_samples
@@ -187,7 +225,11 @@ class ModelRunner:
 
     def _sample_rows(self, num_rows: int) -> None:
         """LM head and plain sampling of the marked rows; works on persistent buffers only."""
-        local_logits = self.model.compute_local_logits(self.hidden[:num_rows])
+        hidden, few_rows = self.hidden[:num_rows], self.model.few_rows
+        if few_rows is not None and few_rows.takes_logits(num_rows):
+            local_logits = few_rows.logits(self.model, hidden)
+        else:
+            local_logits = self.model.compute_local_logits(hidden)
         self._keep(self._sampler.draw_plain(local_logits))
 
     def _keep(self, tokens: Tensor) -> None:
@@ -204,13 +246,32 @@ class ModelRunner:
 
     # Parts of the start ---------------------------------------------------------------------
 
-    def _capture(self, options: EngineOptions) -> DecodeGraphs | None:
-        if options.enforce_eager or not self._is_cuda:
+    def _padded_prompts(self, options: EngineOptions, loaded: LoadedModel) -> PromptSteps | None:
+        if not self._is_cuda or not can_pad_prompts(loaded.backend_name, self.group.size):
             return None
+        from engine.worker.prompt_steps import make_prompt_steps
+
+        return make_prompt_steps(options, loaded, self.state, self.kv_caches[0])
+
+    def _few_rows(self, loaded: LoadedModel) -> FewRows | None:
+        if not self._is_cuda or loaded.backend_name != "triton":
+            return None
+        from engine.worker.few_rows import FewRows, serves
+
+        if not serves(self.model, loaded.backend_name, self.kv_caches[0]):
+            return None
+        return FewRows(loaded.shape.num_kv_heads, loaded.dtype, self.device)
+
+    def _capture(self, options: EngineOptions) -> tuple[DecodeGraphs | None, PromptGraphs | None]:
+        if options.enforce_eager or not self._is_cuda:
+            return None, None
+        pool, prompts = GraphPool(), None
         with torch.inference_mode():
-            return DecodeGraphs(
-                graph_batch_sizes(self.max_rows), self._model_on_rows, self._sample_rows
-            )
+            if self._prompts is not None:
+                self._prompts.clear()
+                prompts = PromptGraphs(self._prompts.sizes, self._model_on_prompts, pool)
+            sizes = graph_batch_sizes(self.max_rows)
+            return DecodeGraphs(sizes, self._model_on_rows, self._sample_rows, pool), prompts
 
     def _describe(
         self, options: EngineOptions, loaded: LoadedModel, plan: MemoryPlan

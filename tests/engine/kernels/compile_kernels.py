@@ -29,7 +29,7 @@ class Compiling:
     def __init__(self, kernel):
         self.kernel = kernel
 
-    def __call__(self, *args, num_warps=4, num_stages=3, **constants):
+    def __call__(self, *args, num_warps=4, num_stages=3, launch_pdl=False, **constants):
         params = self.kernel.params
         values = dict(zip((p.name for p in params), args, strict=False)) | constants
         signature, fixed, attributes = {}, {}, {}
@@ -47,7 +47,7 @@ class Compiling:
             if aligned:
                 attributes[(i,)] = [["tt.divisibility", 16]]
         source = ASTSource(self.kernel, signature, fixed, attributes)
-        options = {"num_warps": num_warps, "num_stages": num_stages}
+        options = {"num_warps": num_warps, "num_stages": num_stages, "launch_pdl": launch_pdl}
         compiled = compile_kernel(source, target=TARGET, options=options)
         assert compiled.metadata.shared <= SHARED_LIMIT, (self.kernel.__name__, compiled.metadata)
         assert compiled.asm["cubin"]
@@ -99,6 +99,51 @@ def compile_layers(dtype):
     all_reduce.one_shot_all_reduce(rows, longs[:2], calls, 1, 8 * 2**20)
 
 
+def compile_ragged(heads, kv_heads, head_dim, page, dtype):
+    from engine.kernels import ragged
+    from engine.kernels.worklist import Worklist, fill_worklist
+
+    ragged.num_sms = lambda device: 132
+    sizes = ragged.ragged_sizes(heads, kv_heads, head_dim, dtype, None)
+    columns = [meta(256, dtype=torch.int32) for _ in range(4)]
+    out = meta(512, heads, head_dim, dtype=dtype)
+    work = Worklist.new(meta(257, 64, dtype=torch.int32), out, 256, sizes)
+    fill_worklist(work, sizes, *columns, 256)
+    cache = meta(2, 4, 100, page, kv_heads, head_dim, dtype=dtype)[:, 1]
+    ragged.ragged_attention(out, cache, work, 1.0)
+
+
+def compile_few_rows(rows, heads, kv_heads, head_dim, hidden, dtype):
+    from engine.kernels import rows_attention, rows_dot, rows_linear
+
+    rows_attention.num_sms = lambda device: 132
+    rows_linear.can_launch_dependents = rows_attention.can_launch_dependents = lambda device: True
+    x, gain = meta(rows, hidden, dtype=dtype), meta(hidden, dtype=dtype)
+    weight = meta(6 * hidden, hidden, dtype=dtype)
+    rows_linear.rows_linear(x, weight, gain=gain, eps=1e-6)
+    rows_linear.rows_linear(x, weight, gain=gain, eps=1e-6, gated=True)
+    rows_linear.rows_linear(x, weight[:hidden], meta(hidden, dtype=dtype), residual=x)
+    rows_dot.can_launch_dependents = rows_linear.can_launch_dependents
+    rows_dot.rows_dot(x, weight, gain=gain, eps=1e-6, gated=True)
+    rows_dot.rows_dot(x, weight[:hidden], residual=x)
+    qkv, head = meta(rows, (heads + 2 * kv_heads) * head_dim, dtype=dtype), meta(head_dim)
+    longs, ints = meta(rows, dtype=torch.int64), meta(rows * kv_heads, dtype=torch.int32)
+    rows_attention.rows_attention(
+        qkv, head, head, 1e-6, meta(4096, head_dim, dtype=torch.float32), longs,
+        meta(2, 4, 100, 16, kv_heads, head_dim, dtype=dtype)[:, 1], longs,
+        meta(rows, 64, dtype=torch.int32), ints, 1.0, ints,
+    )  # fmt: skip
+
+
+def compile_prompt_rows():
+    from engine.kernels.prompt_rows import PromptRows, lay_out_prompt_rows
+
+    words = slots = meta(999, dtype=torch.int64)
+    tables = meta(257, 64, dtype=torch.int32)
+    rows = PromptRows.new(512, 256, torch.device("meta"))
+    lay_out_prompt_rows(words, *[slots] * 2, tables, *[slots] * 3, 256, 16, rows, 512, 256)
+
+
 def compile_rows():
     from engine.kernels.decode_rows import fused_decode_rows
 
@@ -131,6 +176,11 @@ if __name__ == "__main__":
     JITFunction.__getitem__ = lambda kernel, grid: Compiling(kernel)
     compile_attention(16, 8, 128, 256, torch.bfloat16)
     compile_attention(9, 3, 64, 16, torch.float16)
+    compile_ragged(16, 8, 128, 16, torch.bfloat16)
+    compile_ragged(8, 4, 256, 256, torch.float16)
+    compile_prompt_rows()
+    compile_few_rows(1, 16, 8, 128, 1024, torch.bfloat16)
+    compile_few_rows(2, 9, 3, 64, 576, torch.bfloat16)
     compile_layers(torch.bfloat16)
     compile_rows()
     compile_mixtures(torch.bfloat16)

@@ -24,6 +24,12 @@ KERNELS = {
     "_order_kernel",
     "_grouped_kernel",
     "_sum_kernel",
+    "_prompt_rows_kernel",
+    "_worklist_kernel",
+    "_ragged_kernel",
+    "_rows_linear_kernel",
+    "_rows_attention_kernel",
+    "_rows_dot_kernel",
 }
 
 

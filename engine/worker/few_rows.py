@@ -1,0 +1,139 @@
+"""The forward pass of a decode step with few rows: five kernels a layer instead of nine or more.
+
+With few rows a step is a chain of short kernels, each of which reads its weights once. Fewer of
+them, each starting to read before the one ahead has ended, is all that can be gained. Everything
+is computed from the layers' own parameters, so nothing has to be kept in step with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.attention.base import AttentionMetadata
+from engine.kernels.rows_attention import rows_attention
+from engine.kernels.rows_dot import rows_dot
+from engine.kernels.rows_linear import rows_linear
+from engine.layers.linear import ColumnParallelLinear, RowParallelLinear
+from engine.layers.mlp import SwiGLU
+from engine.models.decoder import Decoder, DecoderLayer
+
+MOST_ROWS = 1  # with more rows the library's products are faster for large models
+# Beyond, plain arithmetic does not keep up with the memory.
+_MOST_ROWS_WITHOUT_MATRIX_UNITS = 1
+_DTYPES = (torch.bfloat16, torch.float16)
+
+
+class FewRows:
+    """Takes over the decode steps of up to MOST_ROWS rows of a model that `serves` accepts."""
+
+    def __init__(self, num_kv_heads: int, dtype: torch.dtype, device: torch.device) -> None:
+        # In float16 the products on the matrix units could overflow.
+        self._most_rows = MOST_ROWS if dtype == torch.bfloat16 else _MOST_ROWS_WITHOUT_MATRIX_UNITS
+        self._arrived = torch.zeros(MOST_ROWS * num_kv_heads, dtype=torch.int32, device=device)
+
+    def takes(self, meta: AttentionMetadata, num_tokens: int) -> bool:
+        """Whether a step is one of few decodes and nothing else."""
+        return num_tokens == meta.num_decodes <= self._most_rows and meta.work is None
+
+    def forward(
+        self,
+        model: Decoder,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[Tensor],
+        meta: AttentionMetadata,
+    ) -> Tensor:
+        """As the model's own; the output of padded rows means nothing."""
+        x = functional.embedding(input_ids, model.embedding.weight)
+        for layer, kv_cache in zip(model.layers, kv_caches, strict=True):
+            assert isinstance(layer, DecoderLayer)
+            x = self._layer(layer, x, positions, model.cos_sin, kv_cache, meta)
+        norm: Tensor = model.norm(x)
+        return norm
+
+    def takes_logits(self, num_rows: int) -> bool:
+        """Whether the head of a step with so few samples runs here too."""
+        return num_rows <= self._most_rows
+
+    def logits(self, model: Decoder, hidden: Tensor) -> Tensor:
+        """As `Decoder.compute_local_logits`."""
+        table = model.head.table
+        product = _product(hidden.shape[0])
+        return product(hidden, table.weight)[:, : table.rows.size]
+
+    def _layer(
+        self,
+        layer: DecoderLayer,
+        x: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        kv_cache: Tensor,
+        meta: AttentionMetadata,
+    ) -> Tensor:
+        attention, mlp = layer.attention, layer.mlp
+        assert isinstance(mlp, SwiGLU)
+        product = _product(x.shape[0])
+        qkv = product(
+            x,
+            attention.qkv.weight,
+            attention.qkv.bias,
+            gain=layer.input_norm.weight,
+            eps=layer.input_norm.eps,
+        )
+        attended = rows_attention(
+            qkv,
+            attention.q_norm,
+            attention.k_norm,
+            attention.shape.eps,
+            cos_sin,
+            positions,
+            kv_cache,
+            meta.slot_mapping,
+            meta.decode_block_tables,
+            meta.decode_context_lens,
+            attention.scale,
+            self._arrived,
+        ).view(x.shape[0], -1)
+        x = product(attended, attention.out.weight, attention.out.bias, residual=x)
+        gated = product(
+            x,
+            mlp.gate_up.weight,
+            mlp.gate_up.bias,
+            gain=layer.post_norm.weight,
+            eps=layer.post_norm.eps,
+            gated=True,
+        )
+        return product(gated, mlp.down.weight, mlp.down.bias, residual=x)
+
+
+def _product(num_rows: int) -> Callable[..., Tensor]:
+    return rows_linear if num_rows <= _MOST_ROWS_WITHOUT_MATRIX_UNITS else rows_dot
+
+
+def serves(model: Decoder, backend_name: str, kv_cache: Tensor) -> bool:
+    """Whether a model is made of what `FewRows` computes: plain dense layers on one rank."""
+    return (
+        backend_name == "triton"
+        and model.embedding.group.size == 1
+        and model.head.table.weight.dtype == model.embedding.weight.dtype == kv_cache.dtype
+        and all(_is_plain(layer, kv_cache) for layer in model.layers)
+    )
+
+
+def _is_plain(layer: torch.nn.Module, kv_cache: Tensor) -> bool:
+    assert isinstance(layer, DecoderLayer)
+    attention, mlp = layer.attention, layer.mlp
+    if type(mlp) is not SwiGLU or not attention.fused or attention.shape.head_dim % 16:
+        return False
+    projections = (attention.qkv, attention.out, mlp.gate_up, mlp.down)
+    return all(
+        type(projection) in (ColumnParallelLinear, RowParallelLinear)
+        and projection.weight.dtype in _DTYPES
+        and projection.weight.dtype == kv_cache.dtype
+        and projection.weight.shape[1] % 8 == 0
+        for projection in projections
+    )
