@@ -56,7 +56,7 @@ class AsyncServer(Server):
         return Planned(plan, self._features(plan), open_plans)
 
     def _begin(self, planned: Planned) -> Flight:
-        now: int = self._env.now
+        now = self._env.now
         plan, features, open_plans = planned
         duration_ns = self._cost.step_time_ns(features)
         ends_ns = [now + duration_ns]
@@ -67,7 +67,7 @@ class AsyncServer(Server):
         """Ends a step that nothing was left for, since all that ran ended with the one before."""
         outcome = self.scheduler.commit(planned.plan, [])
         if self._log is not None:
-            now: int = self._env.now
+            now = self._env.now
             self._log.step(
                 StepEvent(
                     planned.plan, outcome, now, 0, open_plans=planned.open_plans, replica=self.index

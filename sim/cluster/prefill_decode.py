@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import simpy
-
 from engine.core import ConfigError, KernelConfig, Prompt, Request, RequestId
 from engine.core.plan import StepPlan
+from sim.cluster.clock import Clock
 from sim.cluster.server import Server
 from sim.cost.features import CostModel, StepFeatures
 from sim.metrics.requests import Ledger
@@ -56,7 +55,7 @@ class PrefillServer(Server):
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         index: int,
         config: KernelConfig,
         cost: CostModel,
@@ -101,7 +100,7 @@ class DecodeServer(Server):
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         index: int,
         config: KernelConfig,
         cost: CostModel,

@@ -16,7 +16,7 @@ import simpy
 from engine.core import KernelConfig, Prompt, Request, RequestId, Scheduler
 from engine.core.plan import DecodeBatch, StepPlan
 from engine.steplog.api import AddRecord, DecodeRunEvent, StepEvent, StepListener
-from sim.cluster.clock import SCHEDULE, STEP_END, Moment
+from sim.cluster.clock import SCHEDULE, STEP_END, Clock, Moment
 from sim.cost.features import (
     CostModel,
     EngineCostModel,
@@ -64,7 +64,7 @@ class Server:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         index: int,
         config: KernelConfig,
         cost: CostModel,
@@ -106,7 +106,7 @@ class Server:
         """
         self.sync()
         self.scheduler.add(request)
-        now: int = self._env.now
+        now = self._env.now
         length = len(request.prompt)
         self._live[request.request_id] = Live(row, length, first_output_id - length + 1)
         self._prompt_tokens += length
@@ -142,7 +142,7 @@ class Server:
         flight = self._flight
         if flight is None:
             return
-        now: int = self._env.now
+        now = self._env.now
         done = bisect_right(flight.ends_ns, now)
         if not done:
             return
@@ -190,7 +190,7 @@ class Server:
             self._process.interrupt()
 
     def _launch(self) -> None:
-        now: int = self._env.now
+        now = self._env.now
         plan = self.scheduler.schedule()
         self._note_queues(plan, now)
         features = self._features(plan)

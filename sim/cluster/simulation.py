@@ -11,7 +11,7 @@ import simpy
 from engine.core import ConfigError, InputError, KernelConfig, Prompt, Request, RequestRejected
 from engine.steplog.api import StepListener
 from sim.cluster.async_server import AsyncServer
-from sim.cluster.clock import ARRIVAL, Moment, call_at
+from sim.cluster.clock import ARRIVAL, Clock, Moment, call_at
 from sim.cluster.router import Router
 from sim.cluster.server import Server
 from sim.cost.features import CostModel
@@ -59,7 +59,7 @@ class Simulation:
     ) -> None:
         self._workload, self._config = workload, config
         self._router, self._options = router, options or RunOptions()
-        self._env = simpy.Environment(initial_time=0)
+        self._env = Clock()
         self._ledger = Ledger(len(workload))
         self._on_progress, self._num_ended = on_progress, 0
         self._num_sent = 0

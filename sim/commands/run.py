@@ -32,6 +32,14 @@ def run_main(argv: Sequence[str]) -> int:
     Raises:
         ConfigError, InputError: the command line or a file is wrong; nothing was written.
     """
+    arguments = parser_of_run().parse(argv)
+    run = run_of(arguments, shown=True)
+    _print_result(run, arguments.json, arguments.out)
+    return 0
+
+
+def parser_of_run() -> VerbParser:
+    """The parser of `sim run` with all its options."""
     parser = VerbParser(
         "sim run",
         "Simulate a trace or a synthetic workload with the engine's own scheduler.",
@@ -39,7 +47,14 @@ def run_main(argv: Sequence[str]) -> int:
         "%(prog)s (--trace FILE | --workload NAME) [options]",
     )
     add_options(parser)
-    arguments = parser.parse(argv)
+    return parser
+
+
+def run_of(arguments: argparse.Namespace, shown: bool = False) -> Run:
+    """The run that parsed arguments describe, its files written if they ask for them.
+
+    With `shown` a terminal gets a progress line.
+    """
     slos_ms = parse_goodput(arguments.goodput)
     deployment = deployment_of(arguments)
     options = run_options_of(arguments)
@@ -50,7 +65,7 @@ def run_main(argv: Sequence[str]) -> int:
     parts = build(deployment, arguments.seed)
     workload = load_workload(arguments)
     plan = RunPlan(workload, deployment, options, slos_ms, arguments.seed)
-    progress = _progress(len(workload))
+    progress = _progress(len(workload)) if shown else None
     intervals = _intervals_of(arguments, plan)
     if output is None:
         run = run_plan(plan, parts, on_progress=progress, intervals=intervals)
@@ -61,8 +76,7 @@ def run_main(argv: Sequence[str]) -> int:
             write_outputs(run, output.path, arguments.perfetto)
     if progress is not None:
         print(file=sys.stderr)
-    _print_result(run, arguments.json, arguments.out)
-    return 0
+    return run
 
 
 def _intervals_of(arguments: argparse.Namespace, plan: RunPlan) -> RunIntervals | None:

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import engine.core
-import sim
 from engine.core.errors import InputError
 from engine.steplog.atomic import write_text
 from sim.planning.sampling import Source
 from sim.planning.trial import Trial, TrialResult
 
 # Parts of the package that shape no result.
-_NOT_DECIDING = ("report", "svg", "cli", "plots", "output", "commands", "executors", "driver")
+_NOT_DECIDING = {"report", "commands", "executors", "outputs", "plan_report", "plan_files"}
 
 
 @cache
@@ -29,12 +28,12 @@ def code_digest() -> str:
     for name in ("numpy", "simpy", "xxhash"):
         digest.update(f"{name} {metadata.version(name)} ".encode())
     digest.update(platform.python_version().encode())
-    for package in (engine.core, sim):
-        root = Path(str(package.__file__)).parent
+    for root in (Path(engine.core.__file__).parent, Path(__file__).parents[1]):
         for path in sorted(root.rglob("*")):
-            if path.suffix not in (".py", ".json") or path.stem in _NOT_DECIDING:
+            place = path.relative_to(root)
+            if path.suffix not in (".py", ".json") or _NOT_DECIDING & {*place.parts, path.stem}:
                 continue
-            digest.update(path.relative_to(root).as_posix().encode())
+            digest.update(place.as_posix().encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 
+from sim.planning.student import student_quantile
 from sim.planning.trial import Trial, TrialResult
 
 Trials = Generator[Sequence[Trial], Sequence[TrialResult], "SeedCapacity"]
@@ -18,13 +19,6 @@ Trials = Generator[Sequence[Trial], Sequence[TrialResult], "SeedCapacity"]
 _UNLOADED = 0.02
 _FIRST_STEP = 1.25
 _AROUND = (0.8, 0.9, 1.1, 1.25)
-
-# Two-sided quantiles of Student's t for 1, 2, ... degrees of freedom, then the normal one.
-_STUDENT = {
-    0.9: (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.645),
-    0.95: (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 1.960),
-    0.99: (63.657, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169, 2.576),
-}
 
 
 @dataclass(slots=True)
@@ -80,8 +74,7 @@ def interval_of(rates: Sequence[float], confidence: float, tolerance: float) -> 
     mean = statistics.fmean(rates)
     half = mean * tolerance / 2
     if len(rates) > 1:
-        table = _STUDENT[confidence]
-        quantile = table[min(len(rates) - 2, len(table) - 1)]
+        quantile = student_quantile(confidence, len(rates) - 1)
         half += quantile * statistics.stdev(rates) / math.sqrt(len(rates))
     return Interval(mean, max(0.0, mean - half), mean + half)
 

@@ -52,7 +52,7 @@ def test_console_blocks_print_what_they_show(tmp_path):
             assert result.stdout.rstrip() == output, command
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/simulator.md"])
 def test_python_blocks_run(page, tmp_path):
     shown = blocks(page, "python")
     assert shown

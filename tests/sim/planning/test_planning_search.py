@@ -104,7 +104,7 @@ def test_a_miss_below_lowers_the_stated_capacity():
 def test_the_interval_holds_seed_spread_and_resolution():
     rates = [10.0, 11.0, 12.0]
     interval = interval_of(rates, 0.95, 0.02)
-    student = 4.303 * statistics.stdev(rates) / math.sqrt(3)
+    student = 4.302653 * statistics.stdev(rates) / math.sqrt(3)
     assert interval.mean == pytest.approx(11)
     assert interval.high - interval.mean == pytest.approx(student + 0.11)
     same = interval_of([10.0, 10.0], 0.95, 0.02)
