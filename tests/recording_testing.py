@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from array import array
+from itertools import pairwise
 
 import pytest
 from places import SHARED
@@ -78,6 +79,81 @@ def make_recording(path, num_requests=60, step_us=8_000, prompt_us=20, group_tok
         for finished in outcome.finished:
             requests[finished.request_id]["finish_us"] = now
     document = {"name": "made", "config": config, "requests": requests, "steps": steps}
+    write_document(path, document)
+    return document
+
+
+def make_async_recording(path, num_requests=60, gap_us=12_000, launch_us=9_000, device_us=None):
+    """An asynchronous recording of the kernel with two clocks; returns the document.
+
+    Decode steps take `device_us(rows, context)` on the device, 5 ms and more, and nothing to
+    launch; a step with prompts takes 20 us a token and `launch_us` to launch.
+    """
+    device_us = device_us or (lambda rows, context: 5_000 + 20 * rows + context // 10)
+    config = {
+        "max_num_batched_tokens": 512, "max_num_seqs": 16, "block_size": 16, "num_blocks": 401,
+        "max_model_len": 1024, "enable_prefix_caching": True, "async_scheduling": True,
+    }  # fmt: skip
+    scheduler = Scheduler(
+        KernelConfig(400, 1024, 16, max_num_seqs=16, max_num_batched_tokens=512,
+                     async_scheduling=True)
+    )  # fmt: skip
+    requests = [
+        {"id": serial, "arrival_us": gap_us * (serial // 2 * 2),
+         "sent_us": gap_us * (serial // 2 * 2) + 300,
+         "prompt_tokens": 40 + 37 * serial % 300, "output_tokens": 3 + serial % 40,
+         "prefix_group": None}
+        for serial in range(num_requests)
+    ]  # fmt: skip
+    steps, updates, seen = [], [], {serial: [] for serial in range(num_requests)}
+    waiting, now, device_end, in_flight = list(range(num_requests)), 0, 0, []
+    while waiting or scheduler.has_work or in_flight:
+        if not scheduler.has_work and not in_flight:
+            now = max(now, requests[waiting[0]]["sent_us"] + 1_500)
+        while waiting and requests[waiting[0]]["sent_us"] + 1_500 <= now:
+            serial = waiting.pop(0)
+            requests[serial]["added_us"] = now
+            prompt = Prompt(
+                range(10_000 * serial, 10_000 * serial + requests[serial]["prompt_tokens"])
+            )
+            scheduler.add(Request(serial, prompt, requests[serial]["output_tokens"]))
+            now += 30
+        if scheduler.has_work:
+            plan, begin = scheduler.schedule(), now
+            now += 50 + 10 * plan.num_entries
+            if plan.num_entries:
+                steps.append(
+                    [begin, now, [[e.request_id, e.num_tokens] for e in plan.entries],
+                     [[a.request_id, a.hit_tokens] for a in plan.admitted][::-1],
+                     list(plan.preempted), plan.num_running, plan.num_waiting,
+                     plan.num_free_blocks]
+                )  # fmt: skip
+                tokens = sum(chunk.num_tokens for chunk in plan.chunks)
+                context = sum(entry.first_position + 1 for entry in plan.entries if entry.is_decode)
+                device_end = max(device_end, now) + (
+                    4_000 + 20 * tokens if plan.chunks else device_us(len(plan.decode), context)
+                )
+                now += launch_us if plan.chunks else 0
+                if plan.chunks:
+                    device_end = max(device_end, now)
+            in_flight.append((plan, device_end))
+            if len(in_flight) < 2:
+                continue
+        plan, end = in_flight.pop(0)
+        if plan.num_entries:
+            start = now = max(now, end)
+            now += 40 + 5 * plan.num_entries
+        outcome = scheduler.commit(plan, [-7] * len(plan.sampled_ids))
+        if plan.num_entries:
+            updates.append([len(updates), start, now, [f.request_id for f in outcome.finished]])
+        for request_id in outcome.sampled:
+            seen[request_id].append(now + 700 + 10 * len(outcome.sampled))
+    for request in requests:
+        times = seen[request["id"]]
+        request["first_token_us"] = times[0]
+        request["token_gaps_us"] = [max(0, after - before) for before, after in pairwise(times)]
+    document = {"name": "made", "config": config, "requests": requests, "steps": steps,
+                "updates": updates}  # fmt: skip
     write_document(path, document)
     return document
 

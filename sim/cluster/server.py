@@ -324,10 +324,18 @@ class Server:
                     first_token_ns[row] = ends_ns[0]
 
     def _finish(self, request_id: RequestId, time_ns: int, num_outputs: int) -> None:
+        self._report(self._forget(request_id, num_outputs), time_ns, num_outputs)
+
+    def _forget(self, request_id: RequestId, num_outputs: int) -> int:
+        """Drops what the server keeps of a request; returns its row."""
         live = self._live.pop(request_id)
         self._num_sharers -= live.sharer
         self._clock.finished(request_id)
         self._prompt_tokens -= live.prompt_tokens
         self._output_tokens -= num_outputs
-        self._ledger.finished(live.row, time_ns, num_outputs)
-        self._on_finish(live.row)
+        return live.row
+
+    def _report(self, row: int, time_ns: int, num_outputs: int) -> None:
+        """The client sees that a request has ended."""
+        self._ledger.finished(row, time_ns, num_outputs)
+        self._on_finish(row)

@@ -16,6 +16,7 @@ from sim.cluster.router import Router
 from sim.cluster.server import Server
 from sim.cost.features import CostModel
 from sim.cost.physics import Physics
+from sim.cost.pipeline import NO_HOST, PipelineCostModel
 from sim.metrics.requests import COMPLETED, PENDING, STARVED, Ledger
 from sim.metrics.result import RunResult
 from sim.metrics.server_stats import ServerStats
@@ -63,6 +64,8 @@ class Simulation:
         self._ledger = Ledger(len(workload))
         self._on_progress, self._num_ended = on_progress, 0
         self._num_sent = 0
+        self._host = costs[0].host if isinstance(costs[0], PipelineCostModel) else NO_HOST
+        self._handed_ns = 0
         self._at_client: deque[int] = deque()
         self.servers = self._make_servers(costs, physics, log)
         # Those that take new requests; in a plain fleet all do.
@@ -109,7 +112,7 @@ class Simulation:
         if not any(status == COMPLETED for status in ledger.status):
             raise InputError(f"no request can run: {ledger.first_rejection}")
         servers = tuple(server.stats for server in self.servers)
-        end_ns = max(server.last_end_ns for server in servers)
+        end_ns = max(max(server.last_end_ns for server in servers), max(ledger.finish_ns))
         return RunResult(self._workload, ledger, servers, end_ns)
 
     def _arrivals(self) -> Generator[simpy.Event, None, None]:
@@ -132,6 +135,15 @@ class Simulation:
         self._send(row)
 
     def _send(self, row: int) -> None:
+        """Hands a request over to its server, which may take time; in order."""
+        delay_ns = self._host.hand_over_ns(self._workload.prompt_tokens[row])
+        if not delay_ns:
+            self._submit(row)
+            return
+        self._handed_ns = max(self._handed_ns, self._env.now + delay_ns)
+        call_at(self._env, self._handed_ns, ARRIVAL, lambda: self._submit(row))
+
+    def _submit(self, row: int) -> None:
         workload = self._workload
         prompt = workload.prompt(row)
         num_outputs = workload.output_tokens[row]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import Any
 
 from engine.core.errors import ConfigError, InputError
 from engine.steplog.atomic import write_text
-from sim.cost.terms import HOST_TERMS, KINDS, STEP_TERMS, Graphs, Term
+from sim.cost.profile_json import terms_from_json, terms_to_json
+from sim.cost.terms import HOST_TERMS, KINDS, STEP_TERMS, Graphs
 from sim.specs.hardware import Hardware
 from sim.specs.models import ModelShape
 
@@ -87,30 +88,37 @@ class Profile:
 
     def check_fits(self, model: ModelShape, hardware: Hardware, tp: int) -> None:
         """Raises InputError where the profile was made for another model, dtype, TP or GPU."""
-        target = self.target
-        dtype_bytes = DTYPES.get(target.dtype)
-        shape = shape_fields(model)
-        differing = [key for key, value in shape.items() if target.model.get(key) != value]
-        checks = (
-            ("model", target.model.get("name"), model.name, bool(differing) or _is_mixture(model)),
-            ("dtype", target.dtype, f"{model.dtype_bytes} bytes", dtype_bytes != model.dtype_bytes),
-            ("format", "16-bit gated decoders", "quantised or other ones", not model.is_plain),
-            ("hardware", target.hardware, hardware.name, target.hardware != hardware.name),
-            ("tp", target.tp, tp, target.tp != tp),
-        )
-        for what, made_for, wanted, wrong in checks:
-            if wrong:
-                raise InputError(
-                    f"{self.path or 'profile'}: made for {what} {made_for}, not {wanted}"
-                )
+        check_target(self.target, self.path, model, hardware, tp)
 
     def fits(self, model: ModelShape, hardware: Hardware, tp: int) -> bool:
         """Whether `check_fits` passes."""
-        try:
-            self.check_fits(model, hardware, tp)
-        except InputError:
-            return False
-        return True
+        return fits_target(self.target, model, hardware, tp)
+
+
+def check_target(target: Target, path: str, model: ModelShape, hardware: Hardware, tp: int) -> None:
+    """Raises InputError where a target is another model, dtype, TP or GPU."""
+    dtype_bytes = DTYPES.get(target.dtype)
+    shape = shape_fields(model)
+    differing = [key for key, value in shape.items() if target.model.get(key) != value]
+    checks = (
+        ("model", target.model.get("name"), model.name, bool(differing) or _is_mixture(model)),
+        ("dtype", target.dtype, f"{model.dtype_bytes} bytes", dtype_bytes != model.dtype_bytes),
+        ("format", "16-bit gated decoders", "quantised or other ones", not model.is_plain),
+        ("hardware", target.hardware, hardware.name, target.hardware != hardware.name),
+        ("tp", target.tp, tp, target.tp != tp),
+    )
+    for what, made_for, wanted, wrong in checks:
+        if wrong:
+            raise InputError(f"{path or 'profile'}: made for {what} {made_for}, not {wanted}")
+
+
+def fits_target(target: Target, model: ModelShape, hardware: Hardware, tp: int) -> bool:
+    """Whether `check_target` passes."""
+    try:
+        check_target(target, "", model, hardware, tp)
+    except InputError:
+        return False
+    return True
 
 
 def shape_fields(model: ModelShape) -> dict[str, Any]:
@@ -200,8 +208,8 @@ def to_json(profile: Profile) -> dict[str, Any]:
         "engine": target.engine,
         "sources": [dict(source) for source in profile.sources],
         "graphs": {"sizes": list(profile.graphs.sizes), "mixed_up_to": profile.graphs.mixed_up_to},
-        "step_terms": _terms_to_json(STEP_TERMS, profile.step_ns),
-        "host_terms": _terms_to_json(HOST_TERMS, profile.host_ns),
+        "step_terms": terms_to_json(STEP_TERMS, profile.step_ns),
+        "host_terms": terms_to_json(HOST_TERMS, profile.host_ns),
         "calibrated_up_to": dict(profile.limits),
         "held_out": [dict(fold) for fold in profile.held_out],
         "pauses_of_the_recording": _optional(profile.pauses),
@@ -225,13 +233,6 @@ def _optional(part: Pauses | Tracking | None) -> dict[str, Any] | None:
     return None if part is None else asdict(part)
 
 
-def _terms_to_json(terms: Sequence[Term], values: Sequence[float]) -> list[dict[str, Any]]:
-    return [
-        {"name": term.name, "ns": round(value, 3), "per": term.unit, "meaning": term.meaning}
-        for term, value in zip(terms, values, strict=True)
-    ]
-
-
 def _from_json(document: Mapping[str, Any], path: str) -> Profile:
     graphs = document["graphs"]
     sizes = tuple(int(size) for size in graphs["sizes"])
@@ -247,8 +248,8 @@ def _from_json(document: Mapping[str, Any], path: str) -> Profile:
             str(document["engine"]),
         ),
         graphs=Graphs(sizes, int(graphs["mixed_up_to"])),
-        step_ns=_terms_from_json(STEP_TERMS, document["step_terms"]),
-        host_ns=_terms_from_json(HOST_TERMS, document["host_terms"]),
+        step_ns=terms_from_json(STEP_TERMS, document["step_terms"]),
+        host_ns=terms_from_json(HOST_TERMS, document["host_terms"]),
         limits=limits,
         noise=tuple(_noise_from_json(source) for source in document["noise"]),
         sources=tuple(document["sources"]),
@@ -258,18 +259,6 @@ def _from_json(document: Mapping[str, Any], path: str) -> Profile:
         lockstep_version=str(document.get("lockstep", "")),
         path=path,
     )
-
-
-def _terms_from_json(
-    terms: Sequence[Term], items: Sequence[Mapping[str, Any]]
-) -> tuple[float, ...]:
-    names = [item["name"] for item in items]
-    if names != [term.name for term in terms]:
-        raise ValueError(f"terms {names} are not those of this version")
-    values = tuple(float(item["ns"]) for item in items)
-    if not all(0 <= value < 1e12 for value in values):
-        raise ValueError("a coefficient is negative or not finite")
-    return values
 
 
 def _pauses_from_json(item: Mapping[str, Any] | None) -> Pauses | None:

@@ -12,7 +12,8 @@ import numpy as np
 from engine.core import KernelConfig, Prompt, Scheduler
 from engine.core.errors import InputError
 from engine.steplog.api import AddRecord, ExpandedRecord, StepRecord
-from engine.steplog.vllm_recording import NS_PER_US, ImportedLog, ReadableLog, open_log
+from engine.steplog.vllm_recording import ImportedLog, ReadableLog, open_log
+from engine.steplog.vllm_run import NS_PER_US
 from sim.calibration.samples import Samples, collect, record_features
 from sim.cost.calibrated import CalibratedCost
 from sim.validation.outcome import Outcome, OutcomeBuilder

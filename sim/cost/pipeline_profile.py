@@ -1,0 +1,125 @@
+"""The profile of an asynchronous engine: device and host as a JSON file with its provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from engine.core.errors import InputError
+from sim.cost.device_terms import DECODE_TERMS, PROMPT_TERMS
+from sim.cost.pipeline import HostTerms
+from sim.cost.profile import RANGE_NAMES, Target, check_target, fits_target
+from sim.cost.profile_json import terms_from_json, terms_to_json
+from sim.cost.terms import Graphs
+from sim.specs.hardware import Hardware
+from sim.specs.models import ModelShape
+
+FORMAT = "lockstep-pipeline-profile"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How launches vary: their slow part is correlated over `memory_ms`."""
+
+    memory_ms: float
+    slow_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineProfile:
+    """Coefficients in ns per unit, the host's terms, the calibrated range, and the provenance.
+
+    `run_errors` are by how much the busy time of each log was off under a fit to the others.
+    """
+
+    target: Target
+    graphs: Graphs
+    decode_ns: tuple[float, ...]
+    prompt_ns: tuple[float, ...]
+    host: HostTerms
+    drift: Drift
+    limits: Mapping[str, int]
+    sources: tuple[Mapping[str, Any], ...]
+    held_out: tuple[Mapping[str, Any], ...]
+    run_errors: tuple[float, ...] = ()
+    lockstep_version: str = ""
+    path: str = ""
+
+    def check_fits(self, model: ModelShape, hardware: Hardware, tp: int) -> None:
+        """Raises InputError where the profile was made for another model, dtype, TP or GPU."""
+        check_target(self.target, self.path, model, hardware, tp)
+
+    def fits(self, model: ModelShape, hardware: Hardware, tp: int) -> bool:
+        """Whether `check_fits` passes."""
+        return fits_target(self.target, model, hardware, tp)
+
+
+def pipeline_to_json(profile: PipelineProfile) -> dict[str, Any]:
+    """The document of a profile."""
+    target = profile.target
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "lockstep": profile.lockstep_version,
+        "model": dict(target.model),
+        "hardware": target.hardware,
+        "dtype": target.dtype,
+        "tp": target.tp,
+        "engine": target.engine,
+        "scheduling": "asynchronous",
+        "sources": [dict(source) for source in profile.sources],
+        "graphs": {"sizes": list(profile.graphs.sizes), "mixed_up_to": profile.graphs.mixed_up_to},
+        "decode_terms": terms_to_json(DECODE_TERMS, profile.decode_ns),
+        "prompt_terms": terms_to_json(PROMPT_TERMS, profile.prompt_ns),
+        "host_ns": {name: round(value, 3) for name, value in asdict(profile.host).items()},
+        "drift": asdict(profile.drift),
+        "calibrated_up_to": dict(profile.limits),
+        "held_out": [dict(fold) for fold in profile.held_out],
+        "run_errors": [round(error, 5) for error in profile.run_errors],
+    }
+
+
+def pipeline_from_json(document: Mapping[str, Any], path: str) -> PipelineProfile:
+    """A profile from its document.
+
+    Raises:
+        InputError: another version, or damaged.
+    """
+    if document.get("version") != VERSION:
+        raise InputError(
+            f"{path}: profile version {document.get('version')!r}: this Lockstep reads {VERSION}"
+        )
+    try:
+        return _from_json(document, path)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: damaged profile ({type(error).__name__}: {error})") from None
+
+
+def _from_json(document: Mapping[str, Any], path: str) -> PipelineProfile:
+    graphs = document["graphs"]
+    sizes = tuple(int(size) for size in graphs["sizes"])
+    if list(sizes) != sorted(set(sizes)):
+        raise ValueError("graph sizes are not ascending")
+    drift = document["drift"]
+    return PipelineProfile(
+        target=Target(
+            dict(document["model"]),
+            str(document["hardware"]),
+            str(document["dtype"]),
+            int(document["tp"]),
+            str(document["engine"]),
+        ),
+        graphs=Graphs(sizes, int(graphs["mixed_up_to"])),
+        decode_ns=terms_from_json(DECODE_TERMS, document["decode_terms"]),
+        prompt_ns=terms_from_json(PROMPT_TERMS, document["prompt_terms"]),
+        host=HostTerms(**{name: float(value) for name, value in document["host_ns"].items()}),
+        drift=Drift(float(drift["memory_ms"]), float(drift["slow_share"])),
+        limits={name: int(document["calibrated_up_to"][name]) for name in RANGE_NAMES},
+        sources=tuple(document["sources"]),
+        held_out=tuple(document["held_out"]),
+        run_errors=tuple(float(error) for error in document["run_errors"]),
+        lockstep_version=str(document.get("lockstep", "")),
+        path=path,
+    )
