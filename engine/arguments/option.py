@@ -103,7 +103,7 @@ class Option:
 
     def _check_number(self, value: object) -> None:
         if self.kind is int and (not isinstance(value, int) or isinstance(value, bool)):
-            raise ConfigError(self.name, value, "must be an integer")
+            raise ConfigError(self.name, value, "must be a whole number")
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise ConfigError(self.name, value, "must be a finite number")
         if isinstance(value, float) and not math.isfinite(value):
@@ -121,7 +121,7 @@ class Option:
                 return int(whole) << 10 * ("KMGT".index(capital) + 1)
             return round(float(number) * 1e3 ** ("kmgt".index(small) + 1))
         if _WHOLE.fullmatch(text) is None or len(text) > _LONGEST_SHOWN:
-            raise ConfigError(self.name, _shown(text), "must be an integer")
+            raise ConfigError(self.name, _shown(text), "must be a whole number")
         return int(text)
 
 

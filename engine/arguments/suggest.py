@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-_LEAST_LIKENESS = 0.6
+_LEAST_LIKENESS = 0.65
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

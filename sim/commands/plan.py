@@ -13,6 +13,7 @@ from engine.arguments.files import check_folder
 from engine.arguments.parser import VerbParser
 from engine.core.errors import ConfigError, InputError, LockstepError
 from engine.steplog.atomic import write_text
+from sim.commands.counters import time_left
 from sim.planning.cache import ResultCache
 from sim.planning.executors import make_executor
 from sim.planning.interleave import Driver
@@ -86,7 +87,7 @@ def _carry_out(study: Study, out: Path, arguments: argparse.Namespace) -> Plan:
     cache = ResultCache(arguments.cache or out / CACHE, source)
     progress = _Progress(not arguments.quiet)
     with make_executor(source, arguments.jobs, arguments.ray) as executor:
-        driver = Driver(executor, cache, progress.trial)
+        driver = Driver(executor, cache, progress.trial, progress.answered)
         plan = Planner(study, source, driver, progress.stage).plan()
     progress.end()
     return plan
@@ -99,14 +100,18 @@ class _Progress:
         self._shown, self._live = shown, sys.stderr.isatty()
         self._begin = self._drawn = time.monotonic()
         self._done = self._cached = self._stopped = 0
-        self._stage = ""
+        self._stage_begin, self._answered, self._searches = self._begin, 0, 0
 
     def stage(self, text: str) -> None:
         """A new stage begins."""
         if self._shown:
             self._clear()
             print(f"{self._seconds():6.0f} s  {text}", file=sys.stderr, flush=True)
-        self._stage = text
+        self._stage_begin, self._answered, self._searches = time.monotonic(), 0, 0
+
+    def answered(self, done: int, total: int) -> None:
+        """So many searches of the stage have their answer."""
+        self._answered, self._searches = done, total
 
     def trial(self, name: str, trial: Trial, result: TrialResult, cached: bool) -> None:
         """A run has ended, or was found in the cache."""
@@ -138,7 +143,9 @@ class _Progress:
 
     def _counts(self) -> str:
         text = f"{self._done} runs ({self._stopped} stopped early)"
-        return text + (f", {self._cached} from the cache" if self._cached else "")
+        text += f", {self._cached} from the cache" if self._cached else ""
+        passed_s = time.monotonic() - self._stage_begin
+        return text + time_left(passed_s, self._answered, self._searches)
 
     def _seconds(self) -> float:
         return time.monotonic() - self._begin

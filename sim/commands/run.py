@@ -5,25 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from engine.arguments.parser import VerbParser
+from engine.core.errors import InputError
 from engine.steplog.api import StepLogWriter
+from sim.commands.counters import Counter
 from sim.commands.options import add_options, deployment_of, load_workload, run_options_of
 from sim.metrics.run_summary import RunIntervals
 from sim.metrics.summary import parse_goodput
 from sim.report.run_report import LATENCY_COLUMNS, fact_rows, latency_rows, warnings_of
 from sim.report.tables import text_table
-from sim.run.deployment import build
+from sim.run.deployment import Parts, build
 from sim.run.intervals import run_intervals
 from sim.run.option_table import SIM_TABLE
 from sim.run.outputs import STEP_LOG, run_folder, write_outputs
 from sim.run.run import Run, RunPlan, log_header, run_plan
-
-_PROGRESS_EVERY_S = 0.5
 
 
 def run_main(argv: Sequence[str]) -> int:
@@ -65,21 +64,35 @@ def run_of(arguments: argparse.Namespace, shown: bool = False) -> Run:
     parts = build(deployment, arguments.seed)
     workload = load_workload(arguments)
     plan = RunPlan(workload, deployment, options, slos_ms, arguments.seed)
-    progress = _progress(len(workload)) if shown else None
-    intervals = _intervals_of(arguments, plan)
+    intervals = _intervals_of(arguments, plan, shown)
     if output is None:
-        run = run_plan(plan, parts, on_progress=progress, intervals=intervals)
+        run = _simulated(plan, parts, None, intervals, shown)
     else:
         with output:
             with StepLogWriter(output.path / STEP_LOG, log_header(plan, parts)) as log:
-                run = run_plan(plan, parts, log, progress, intervals)
+                run = _simulated(plan, parts, log, intervals, shown)
             write_outputs(run, output.path, arguments.perfetto)
-    if progress is not None:
-        print(file=sys.stderr)
     return run
 
 
-def _intervals_of(arguments: argparse.Namespace, plan: RunPlan) -> RunIntervals | None:
+def _simulated(
+    plan: RunPlan,
+    parts: Parts,
+    log: StepLogWriter | None,
+    intervals: RunIntervals | None,
+    shown: bool,
+) -> Run:
+    """The run, with a counter for people."""
+    counter = Counter(len(plan.workload), "requests", shown)
+    try:
+        run = run_plan(plan, parts, log, counter if counter.shown else None, intervals)
+    except OverflowError:
+        raise InputError("the run does not end within 292 simulated years") from None
+    counter.end()
+    return run
+
+
+def _intervals_of(arguments: argparse.Namespace, plan: RunPlan, shown: bool) -> RunIntervals | None:
     """The intervals that were asked for; each replicate draws its own workload."""
     if not arguments.intervals:
         return None
@@ -88,7 +101,10 @@ def _intervals_of(arguments: argparse.Namespace, plan: RunPlan) -> RunIntervals 
         drawn = argparse.Namespace(**{**vars(arguments), "seed": seed})
         return replace(plan, workload=load_workload(drawn), seed=seed)
 
-    return run_intervals(plan_of, arguments.seed, arguments.intervals)
+    counter = Counter(arguments.intervals, "runs for the intervals", shown)
+    found = run_intervals(plan_of, arguments.seed, arguments.intervals, counter)
+    counter.end()
+    return found
 
 
 def _print_result(run: Run, as_json: bool, out: Path | None) -> None:
@@ -114,19 +130,3 @@ def _title(run: Run) -> str:
         f" {parts.kernel.policy}, {parts.kernel.num_blocks:,} KV blocks of"
         f" {parts.kernel.block_size}, {parts.costs[0].name} cost, seed {seed}"
     )
-
-
-def _progress(total: int) -> Callable[[int], None] | None:
-    """A progress line for people; the clock only decides how often it is drawn."""
-    if not sys.stderr.isatty():
-        return None
-    drawn_at = time.monotonic()
-
-    def draw(done: int) -> None:
-        nonlocal drawn_at
-        now = time.monotonic()
-        if now - drawn_at >= _PROGRESS_EVERY_S or done == total:
-            drawn_at = now
-            print(f"\r  {done:,} of {total:,} requests", end="", file=sys.stderr, flush=True)
-
-    return draw

@@ -44,15 +44,20 @@ class _Active(Generic[T]):
 
 
 class Driver:
-    """Feeds an executor from searches; `on_trial(name, trial, result, cached)` is told of each."""
+    """Feeds an executor from searches; `on_trial(name, trial, result, cached)` is told of each.
+
+    `on_answer(answered, searches)` is told how many searches have their answer.
+    """
 
     def __init__(
         self,
         executor: Executor,
         cache: ResultCache,
         on_trial: Callable[[str, Trial, TrialResult, bool], None] | None = None,
+        on_answer: Callable[[int, int], None] | None = None,
     ) -> None:
         self._executor, self._cache, self._on_trial = executor, cache, on_trial
+        self._on_answer = on_answer
         self._results: dict[str, TrialResult] = {}
         self._waiting: deque[tuple[str, Trial]] = deque()
         self._running: dict[str, Trial] = {}
@@ -73,6 +78,8 @@ class Driver:
             self._cache.put(key, result)
             self._results[key] = result
             searchers = self._wanted.pop(key)
+            if self._on_answer is not None:
+                self._on_answer(sum(bool(one.answers) for one in active), len(active))
             self._tell(searchers[0].name, trial, result, False)
             for one in searchers:
                 one.missing.discard(key)

@@ -6,11 +6,10 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from engine.core.config import POLICY_NAMES
-from engine.core.errors import ConfigError, InputError
-from sim.cluster.fleet import ROLES, check_roles
+from engine.arguments.option import Option
+from engine.core.errors import InputError
 from sim.cluster.prefill_decode import KvLink
-from sim.cluster.router import ROUTERS
+from sim.planning.axes import Fleets, option_value, read_axes, read_fleets
 from sim.planning.study import (
     ARRIVALS,
     AUTO,
@@ -20,7 +19,6 @@ from sim.planning.study import (
     OBJECTIVES,
     ON_OVERSIZE,
     AxisValue,
-    GroupSpec,
     Limit,
     Objective,
     SearchSpec,
@@ -30,24 +28,14 @@ from sim.planning.study import (
     WorkloadSpec,
 )
 from sim.planning.yaml import Node, read_yaml
-from sim.specs.hardware import HARDWARE, hardware_named
-from sim.specs.models import model_named
+from sim.run.option_table import ARCHIVE, GAMMA, SIM_TABLE, TIMED, workload_situations
+from sim.specs.hardware import HARDWARE
 from sim.workloads.generators import WORKLOADS
+from sim.workloads.servegen import is_servegen
 
-_LEAST = {
-    "tp": 1,
-    "block_size": 1,
-    "max_num_seqs": 1,
-    "max_num_batched_tokens": 1,
-    "max_model_len": 2,
-    "num_kv_blocks": 1,
-    "long_prefill_token_threshold": 0,
-}
-DEPLOYMENT_AXES = (
-    "model", "hardware", "policy", "cost", *_LEAST, "gpu_memory_utilization", "prefix_caching",
-)  # fmt: skip
-AXES = (*DEPLOYMENT_AXES, "router", "replicas", "fleet")
-_PARAMETERS = ("prompt", "output", "burstiness", "think_s", "turns", "shared_prefix")
+# The short keys of a generator's lengths, beside those of the command line.
+_SHORT = {"prompt": "prompt_len", "output": "output_len"}
+_PARAMETERS = ("prompt_len", "output_len", "burstiness", "think_s", "turns", "shared_prefix")
 
 
 def read_study(path: Path) -> Study:
@@ -60,8 +48,8 @@ def read_study(path: Path) -> Study:
     names = ("name", "workload", "slo", "objective", "space", "fleets", "prices", "kv_transfer",
              "search")  # fmt: skip
     keys = root.keys(names, required=("workload", "slo", "space"))
-    fleets = _fleets(keys["fleets"]) if "fleets" in keys else {}
-    axes = _axes(keys["space"], fleets)
+    fleets = read_fleets(keys["fleets"]) if "fleets" in keys else {}
+    axes = read_axes(keys["space"], fleets)
     objective = _objective(keys["objective"]) if "objective" in keys else Objective()
     if AUTO in axes.get("replicas", ()) and objective.kind != "min_cost":
         raise keys["space"].mapping()["replicas"].error("auto needs the objective min_cost")
@@ -95,17 +83,13 @@ def _workload(node: Node) -> WorkloadSpec:
         raise node.error("needs either trace or generator")
     oversize = present["on_oversize"].choice(ON_OVERSIZE) if "on_oversize" in present else "miss"
     if "generator" in present:
-        keys = node.keys(("generator", *_PARAMETERS, *common))
-        name = keys["generator"].choice(WORKLOADS)
-        if WORKLOADS[name].kind == "closed":
-            raise keys["generator"].error("a closed loop sets its own rate, so none can be sought")
-        parameters = {key: _parameter(keys[key]) for key in _PARAMETERS if key in keys}
-        return WorkloadSpec(generator=name, parameters=parameters, on_oversize=oversize)
+        return WorkloadSpec(on_oversize=oversize, **_generator(node))  # type: ignore[arg-type]
     keys = node.keys((*trace_keys, *common))
     trace = (node.file.parent / keys["trace"].text()).resolve()
     if not trace.is_file():
         raise keys["trace"].error(f"no such file ({trace.name} is sought beside the study)")
     default = WorkloadSpec()
+    _check_trace_keys(keys, trace)
 
     def whole(key: str, least: int, value: int) -> int:
         return keys[key].integer(least) if key in keys else value
@@ -122,13 +106,47 @@ def _workload(node: Node) -> WorkloadSpec:
     )
 
 
-def _parameter(node: Node) -> AxisValue:
-    key = node.path.rsplit(".", 1)[1]
-    if key == "shared_prefix":
-        return node.integer(0)
-    if key in ("burstiness", "think_s"):
-        return node.number(0, closed=key == "think_s")
-    return str(node.value) if isinstance(node.value, int) else node.text()
+def _generator(node: Node) -> dict[str, object]:
+    """The generator's name and parameters, each of which must mean something to it."""
+    keys = node.keys(("generator", "on_oversize", *_SHORT, *_PARAMETERS))
+    name = keys["generator"].choice(WORKLOADS)
+    if WORKLOADS[name].kind == "closed":
+        raise keys["generator"].error("a closed loop sets its own rate, so none can be sought")
+    situations = workload_situations(name, WORKLOADS[name].kind)
+    fields_of = {option: short for short, option in _SHORT.items()}
+    parameters: dict[str, AxisValue] = {}
+    for key, entry in keys.items():
+        option = (
+            SIM_TABLE[_SHORT.get(key, key)] if key not in ("generator", "on_oversize") else None
+        )
+        if option is None:
+            continue
+        field = fields_of.get(option.name, option.name)
+        if field in parameters:
+            raise entry.error(f"is another name of {field}, which is given too")
+        parameters[field] = _parameter(entry, option, situations)
+    return {"generator": name, "parameters": parameters}
+
+
+def _parameter(node: Node, option: Option, situations: list[str]) -> AxisValue:
+    if option.kind is str and isinstance(node.value, int) and not isinstance(node.value, bool):
+        value: AxisValue = str(node.value)
+    else:
+        value = option_value(node, option)
+    with node.complaints():
+        option.check_belongs(value, situations)
+    return float(value) if option.kind is float else value  # type: ignore[arg-type]
+
+
+def _check_trace_keys(keys: dict[str, Node], trace: Path) -> None:
+    """Refuses what would have no effect: the window of a plain trace, burstiness without gamma."""
+    situations = [trace.name, ARCHIVE if is_servegen(trace) else TIMED]
+    if "arrivals" in keys and keys["arrivals"].value == "gamma":
+        situations.append(GAMMA)
+    for key in ("burstiness", "window_start_s", "window_length_s"):
+        if key in keys:
+            with keys[key].complaints():
+                SIM_TABLE[key].check_belongs(keys[key].value, situations)
 
 
 # SLO and objective ------------------------------------------------------------------------------
@@ -177,88 +195,6 @@ def _objective(node: Node) -> Objective:
     )
 
 
-# Space ------------------------------------------------------------------------------------------
-
-
-def _axes(node: Node, fleets: dict[str, tuple[GroupSpec, ...]]) -> dict[str, tuple[AxisValue, ...]]:
-    axes: dict[str, tuple[AxisValue, ...]] = {}
-    for key, entry in node.keys(AXES).items():
-        values = []
-        for item in entry.items():
-            value = _axis_value(key, item, fleets)
-            if value in values:
-                raise item.error("stands twice")
-            values.append(value)
-        if not values:
-            raise entry.error("an empty list leaves nothing to search")
-        axes[key] = tuple(values)
-    return axes
-
-
-def _axis_value(key: str, node: Node, fleets: dict[str, tuple[GroupSpec, ...]]) -> AxisValue:
-    if key in _LEAST:
-        return node.integer(_LEAST[key])
-    if key == "replicas":
-        return AUTO if node.value == AUTO else node.integer(1)
-    if key == "gpu_memory_utilization":
-        return node.number(0, 1)
-    if key == "prefix_caching":
-        if not isinstance(node.value, bool):
-            raise node.error("must be true or false")
-        return node.value
-    if key in ("policy", "router"):
-        return node.choice(POLICY_NAMES if key == "policy" else ROUTERS)
-    if key == "fleet":
-        return node.choice(fleets) if fleets else _no_fleets(node)
-    return _named(key, node)
-
-
-def _no_fleets(node: Node) -> AxisValue:
-    raise node.error("the study has no fleets")
-
-
-def _named(key: str, node: Node) -> str:
-    """Models, hardware and costs; relative paths start at the study."""
-    text = node.text()
-    try:
-        if key == "hardware":
-            return hardware_named(text).name
-        if key == "model":
-            beside = node.file.parent / text
-            text = str(beside.resolve()) if beside.exists() else text
-            model_named(text)
-    except ConfigError as error:
-        raise node.error(error.limit) from None
-    kind, _, argument = text.partition(":")
-    if key == "cost" and kind in ("calibrated", "roofline", "table") and argument:
-        beside = (node.file.parent / argument).resolve()
-        if not beside.is_file():
-            raise node.error("no such file beside the study")
-        return f"{kind}:{beside}"
-    return text
-
-
-def _fleets(node: Node) -> dict[str, tuple[GroupSpec, ...]]:
-    fleets = {}
-    for name, entry in node.mapping().items():
-        groups = tuple(_group(item) for item in entry.items())
-        if not groups:
-            raise entry.error("has no servers")
-        try:
-            check_roles(entry.path, [group.role for group in groups])
-        except ConfigError as error:
-            raise entry.error(error.limit) from None
-        fleets[name] = groups
-    return fleets
-
-
-def _group(node: Node) -> GroupSpec:
-    keys = node.keys(("count", "role", *DEPLOYMENT_AXES))
-    changes = {key: _axis_value(key, keys[key], {}) for key in DEPLOYMENT_AXES if key in keys}
-    count = keys["count"].integer(1) if "count" in keys else 1
-    return GroupSpec(count, keys["role"].choice(ROLES) if "role" in keys else "mixed", changes)
-
-
 # The rest ---------------------------------------------------------------------------------------
 
 
@@ -272,7 +208,7 @@ def _prices(node: Node) -> dict[str, float]:
 def _check_prices(
     path: Path,
     axes: dict[str, tuple[AxisValue, ...]],
-    fleets: dict[str, tuple[GroupSpec, ...]],
+    fleets: Fleets,
     prices: dict[str, float],
 ) -> None:
     used = {str(name) for name in axes.get("hardware", ("h100",))}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from engine.core.errors import InputError
+from engine.arguments.suggest import nearest, one_of
+from engine.core.errors import ConfigError, InputError
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml is read untyped
@@ -39,6 +40,14 @@ class Node:
         where = f"{self.path}={_shown(self.value)}" if self.path else "the study"
         return InputError(f"{self.file}: {where}: {message}")
 
+    @contextmanager
+    def complaints(self) -> Iterator[None]:
+        """What an option says against this value becomes an error at this place."""
+        try:
+            yield
+        except ConfigError as error:
+            raise self.error(error.limit) from None
+
     def keys(self, allowed: Iterable[str], required: Iterable[str] = ()) -> dict[str, Node]:
         """The entries of a mapping.
 
@@ -49,8 +58,8 @@ class Node:
         names = list(allowed)
         for key, node in entries.items():
             if key not in names:
-                near = difflib.get_close_matches(key, names, 1, 0.5)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+                near = nearest(key, names)
+                hint = f"did you mean {near!r}?" if near else f"known: {', '.join(names)}"
                 raise InputError(f"{self.file}: {node.path}: unknown key; {hint}")
         for key in required:
             if key not in entries:
@@ -83,9 +92,7 @@ class Node:
         """One of some words."""
         words = list(choices)
         if self.value not in words:
-            near = difflib.get_close_matches(str(self.value), words, 1, 0.5)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise self.error(f"must be one of {', '.join(words)}{hint}")
+            raise self.error(one_of(self.value, words))
         return str(self.value)
 
     def integer(self, least: int, most: int | None = None) -> int:

@@ -19,7 +19,12 @@ BOUNDS = (5.0, 95.0)
 LEAST_REPLICATES = 5
 
 
-def run_intervals(plan_of: Callable[[int], RunPlan], seed: int, replicates: int) -> RunIntervals:
+def run_intervals(
+    plan_of: Callable[[int], RunPlan],
+    seed: int,
+    replicates: int,
+    on_progress: Callable[[int], None] | None = None,
+) -> RunIntervals:
     """Repeats a run; `plan_of(seed)` makes the plan with a workload drawn from that seed.
 
     A calibrated model adds the errors that its steps had on logs that it was not fitted to; other
@@ -39,6 +44,8 @@ def run_intervals(plan_of: Callable[[int], RunPlan], seed: int, replicates: int)
         noisy = isinstance(parts.costs[0], CalibratedCost)
         summary = run_plan(plan, parts).summary
         num_unstable += not summary.sim.stable
+        if on_progress is not None:
+            on_progress(serial + 1)
         for key, value in summary.to_json().items():
             if isinstance(value, float):
                 values.setdefault(key, []).append(value)

@@ -33,9 +33,11 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
             for line, text in enumerate(file, start=1):
                 yield line, text.rstrip("\r\n")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path}: truncated or damaged gzip after line {line} ({error})") from None
+        where = f" after line {line}" if line else ": nothing in it can be read"
+        raise InputError(f"{path}: truncated or damaged gzip{where} ({error})") from None
     except UnicodeDecodeError:
-        raise InputError(f"{path}: not UTF-8 text after line {line}") from None
+        where = f" after line {line}" if line else ""
+        raise InputError(f"{path}: not UTF-8 text{where}") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
 
