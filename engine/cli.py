@@ -113,6 +113,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The interpreter flushes stdout once more at exit, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE_CODE
+    except RecursionError as error:
+        if "JSON" not in str(error):
+            raise
+        return _fail("a JSON document is nested too deeply", 2)
     except MemoryError:
         return _fail("there is not enough memory for what was asked", 1)
     except OSError as error:

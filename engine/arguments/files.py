@@ -40,4 +40,6 @@ def check_folder(name: str, path: Path | None) -> None:
         if part.exists():
             if not part.is_dir():
                 raise ConfigError(name, str(path), f"{part} exists and is not a directory")
+            if not os.access(part, os.W_OK):
+                raise ConfigError(name, str(path), "cannot be written (permission denied)")
             return

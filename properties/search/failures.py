@@ -82,7 +82,7 @@ def read_failure(path: Path) -> dict[str, Any]:
     """
     try:
         record = json.loads(path.read_text())
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"{path}: not a failure file ({error})") from error
     if not isinstance(record, dict) or not str(record.get("format", "")).startswith("lockstep-"):
         raise InputError(f"{path}: not a failure file of lockstep")

@@ -53,10 +53,6 @@ class ResultCache:
         spec["trace"] = source.digest  # the content counts, not where it lies
         self._context = content_digest([code_digest(), spec])
         self._files: dict[Path, str] = {}
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{folder}: cannot be written ({error.strerror})") from None
 
     def key(self, trial: Trial) -> str:
         """Name of a trial's content: configuration, requests, rate, SLO, code."""
@@ -78,6 +74,11 @@ class ResultCache:
         if result.error is not None:
             return
         path = self._path(key)
+        try:
+            # Made with the first result: a study that cannot run leaves no folder behind.
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{self._folder}: cannot be written ({error.strerror})") from None
         write_text(path, json.dumps(plain(result), allow_nan=False))
 
     def _path(self, key: str) -> Path:

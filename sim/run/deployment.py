@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from importlib import metadata
 from pathlib import Path
 
+from engine.arguments.suggest import did_you_mean
 from engine.arguments.table import policy_situation
 from engine.core import ConfigError, InputError, KernelConfig
 from engine.steplog.api import DecodeStretch, StepLogReader, StepRecord
@@ -23,6 +24,7 @@ from sim.specs.hardware import Hardware, hardware_named
 from sim.specs.kv_pool import size_kv_pool
 from sim.specs.models import ModelShape, MoeShape, model_named
 
+COST_KINDS = ("auto", "roofline", "calibrated", "table", "replay", "constant", "exponential")
 COST_HELP = (
     "auto (calibrated where a shipped profile fits, else roofline), roofline, roofline:FILE,"
     " calibrated, calibrated:PROFILE, table:CSV, replay:STEPS.jsonl, constant:MS or exponential:MS"
@@ -205,7 +207,8 @@ def _costs(
     if kind == "replay" and argument:
         durations = read_step_durations(Path(argument))
         return tuple(ReplayCost(durations.get(index, []), argument) for index in replicas)
-    raise ConfigError("cost", deployment.cost, f"must be {COST_HELP}")
+    hint = did_you_mean(kind, COST_KINDS)
+    raise ConfigError("cost", deployment.cost, f"must be {COST_HELP}{hint}")
 
 
 def _profile(

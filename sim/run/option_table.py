@@ -21,7 +21,7 @@ from sim.workloads.generators import WORKLOADS
 # Situations, as they stand in the messages about options that do not apply.
 SYNTHETIC = "a synthetic workload"
 OPEN_LOOP = "an open loop"
-GAMMA = "gaps of a gamma process"
+GAMMA = "arrivals of a gamma process"
 CLOSED = "a closed loop"
 SESSIONS = "sessions"
 TIMED = "a trace with arrival times"
