@@ -38,8 +38,8 @@ SHAPES = {
 TUNINGS = {
     1: [(4, 1024, 2), (4, 512, 1), (4, 1024, 4), (2, 2048, 4), (4, 2048, 4), (2, 4096, 4),
         (4, 4096, 8), (1, 2048, 2), (2, 1024, 1), (2, 4096, 8)],
-    8: [(16, 256, 1, 3), (16, 256, 1, 5), (16, 512, 1, 3), (32, 256, 2, 3), (32, 256, 2, 4),
-        (64, 128, 4, 5), (32, 128, 2, 6), (64, 256, 4, 3)],
+    8: [(16, 256, 1, 3), (16, 256, 1, 5), (16, 256, 1, 8), (32, 256, 2, 3), (32, 256, 2, 5),
+        (64, 128, 4, 6), (32, 128, 2, 6), (32, 128, 2, 10), (16, 128, 1, 8), (16, 512, 1, 4)],
 }  # fmt: skip
 BYTES_BETWEEN_REUSE = 400 * 2**20
 
@@ -90,6 +90,7 @@ def make_case(name, rows, copies):
 def product(x, weight, tuning, more):
     if len(tuning) == 3:
         return rows_linear(x, weight, tuning=LinearTuning(*tuning), **more)
+    more = {name: value for name, value in more.items() if name in ("gated", "residual")}
     return rows_dot(x, weight, tuning=DotTuning(*tuning), **more)
 
 

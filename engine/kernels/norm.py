@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.sizes import next_power_of_2
 
@@ -23,7 +24,11 @@ def _norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ADD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64) * SIZE
     offsets = tl.arange(0, BLOCK)
     mask = offsets < SIZE
@@ -40,7 +45,9 @@ def _norm_kernel(
     tl.store(out_ptr + row + offsets, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, ...]:
+def _launch(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, early: bool = False
+) -> tuple[Tensor, ...]:
     x = x.contiguous()
     size = x.shape[-1]
     block = next_power_of_2(size)
@@ -57,14 +64,16 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> t
             SIZE=size,
             BLOCK=block,
             ADD=residual is not None,
+            PDL=early,
             num_warps=min(16, max(1, block // 512)),
+            **({"launch_pdl": True} if early else {}),
         )
     return out, total
 
 
-def fused_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See engine.layers.norm.rms_norm."""
-    return _launch(x, None, weight, eps)[0]
+def fused_rms_norm(x: Tensor, weight: Tensor, eps: float, early: bool = False) -> Tensor:
+    """See engine.layers.norm.rms_norm; `early` starts it before the kernel ahead has ended."""
+    return _launch(x, None, weight, eps, early)[0]
 
 
 def fused_add_rms_norm(

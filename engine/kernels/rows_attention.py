@@ -21,7 +21,7 @@ from engine.kernels.sizes import next_power_of_2
 from engine.kernels.store_kv import check_cache_layout
 
 _LOG2_E = 1.4426950408889634
-_PROGRAMS_PER_SM = 1
+_PROGRAMS_PER_SM = 2
 _MOST_SPLITS = 16
 # Keys that a program has in its registers before it waits for the kernel ahead.
 _FIRST_KEYS = 256

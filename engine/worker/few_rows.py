@@ -1,4 +1,4 @@
-"""The forward pass of a decode step with few rows: five kernels a layer instead of nine or more.
+"""The forward pass of a decode step with few rows: five kernels a layer (seven beyond one row).
 
 With few rows a step is a chain of short kernels, each of which reads its weights once. Fewer of
 them, each starting to read before the one ahead has ended, is all that can be gained. Everything
@@ -7,37 +7,35 @@ is computed from the layers' own parameters, so nothing has to be kept in step w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from engine.attention.base import AttentionMetadata
+from engine.kernels.norm import fused_rms_norm
 from engine.kernels.rows_attention import rows_attention
 from engine.kernels.rows_dot import rows_dot
-from engine.kernels.rows_linear import rows_linear
+from engine.kernels.rows_linear import can_launch_dependents, rows_linear
 from engine.layers.linear import ColumnParallelLinear, RowParallelLinear
 from engine.layers.mlp import SwiGLU
+from engine.layers.norm import RMSNorm
 from engine.models.decoder import Decoder, DecoderLayer
 
-MOST_ROWS = 1  # with more rows the library's products are faster for large models
-# Beyond, plain arithmetic does not keep up with the memory.
-_MOST_ROWS_WITHOUT_MATRIX_UNITS = 1
+MOST_ROWS = 16
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
 class FewRows:
     """Takes over the decode steps of up to MOST_ROWS rows of a model that `serves` accepts."""
 
-    def __init__(self, num_kv_heads: int, dtype: torch.dtype, device: torch.device) -> None:
-        # In float16 the products on the matrix units could overflow.
-        self._most_rows = MOST_ROWS if dtype == torch.bfloat16 else _MOST_ROWS_WITHOUT_MATRIX_UNITS
+    def __init__(self, num_kv_heads: int, device: torch.device) -> None:
         self._arrived = torch.zeros(MOST_ROWS * num_kv_heads, dtype=torch.int32, device=device)
 
     def takes(self, meta: AttentionMetadata, num_tokens: int) -> bool:
         """Whether a step is one of few decodes and nothing else."""
-        return num_tokens == meta.num_decodes <= self._most_rows and meta.work is None
+        return num_tokens == meta.num_decodes <= MOST_ROWS and meta.work is None
 
     def forward(
         self,
@@ -57,13 +55,12 @@ class FewRows:
 
     def takes_logits(self, num_rows: int) -> bool:
         """Whether the head of a step with so few samples runs here too."""
-        return num_rows <= self._most_rows
+        return num_rows <= MOST_ROWS
 
     def logits(self, model: Decoder, hidden: Tensor) -> Tensor:
         """As `Decoder.compute_local_logits`."""
         table = model.head.table
-        product = _product(hidden.shape[0])
-        return product(hidden, table.weight)[:, : table.rows.size]
+        return _product(hidden, table.weight)[:, : table.rows.size]
 
     def _layer(
         self,
@@ -76,14 +73,7 @@ class FewRows:
     ) -> Tensor:
         attention, mlp = layer.attention, layer.mlp
         assert isinstance(mlp, SwiGLU)
-        product = _product(x.shape[0])
-        qkv = product(
-            x,
-            attention.qkv.weight,
-            attention.qkv.bias,
-            gain=layer.input_norm.weight,
-            eps=layer.input_norm.eps,
-        )
+        qkv = _normed(x, layer.input_norm, attention.qkv)
         attended = rows_attention(
             qkv,
             attention.q_norm,
@@ -98,20 +88,27 @@ class FewRows:
             attention.scale,
             self._arrived,
         ).view(x.shape[0], -1)
-        x = product(attended, attention.out.weight, attention.out.bias, residual=x)
-        gated = product(
-            x,
-            mlp.gate_up.weight,
-            mlp.gate_up.bias,
-            gain=layer.post_norm.weight,
-            eps=layer.post_norm.eps,
-            gated=True,
+        x = _product(attended, attention.out.weight, attention.out.bias, residual=x)
+        gated = _normed(x, layer.post_norm, mlp.gate_up, gated=True)
+        return _product(gated, mlp.down.weight, mlp.down.bias, residual=x)
+
+
+def _normed(x: Tensor, norm: RMSNorm, linear: ColumnParallelLinear, gated: bool = False) -> Tensor:
+    """The product of the normalised x; at one row the norm is part of it."""
+    if x.shape[0] == 1:
+        return rows_linear(
+            x, linear.weight, linear.bias, gain=norm.weight, eps=norm.eps, gated=gated
         )
-        return product(gated, mlp.down.weight, mlp.down.bias, residual=x)
+    x = fused_rms_norm(x, norm.weight, norm.eps, early=can_launch_dependents(x.device))
+    return rows_dot(x, linear.weight, linear.bias, gated=gated)
 
 
-def _product(num_rows: int) -> Callable[..., Tensor]:
-    return rows_linear if num_rows <= _MOST_ROWS_WITHOUT_MATRIX_UNITS else rows_dot
+def _product(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor:
+    """Plain arithmetic keeps up with the memory at one row only."""
+    run = rows_linear if x.shape[0] == 1 else rows_dot
+    return run(x, weight, bias, residual=residual)
 
 
 def serves(model: Decoder, backend_name: str, kv_cache: Tensor) -> bool:

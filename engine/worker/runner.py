@@ -260,7 +260,7 @@ class ModelRunner:
 
         if not serves(self.model, loaded.backend_name, self.kv_caches[0]):
             return None
-        return FewRows(loaded.shape.num_kv_heads, loaded.dtype, self.device)
+        return FewRows(loaded.shape.num_kv_heads, self.device)
 
     def _capture(self, options: EngineOptions) -> tuple[DecodeGraphs | None, PromptGraphs | None]:
         if options.enforce_eager or not self._is_cuda:

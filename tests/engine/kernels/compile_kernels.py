@@ -124,7 +124,7 @@ def compile_few_rows(rows, heads, kv_heads, head_dim, hidden, dtype):
     rows_linear.rows_linear(x, weight, gain=gain, eps=1e-6, gated=True)
     rows_linear.rows_linear(x, weight[:hidden], meta(hidden, dtype=dtype), residual=x)
     rows_dot.can_launch_dependents = rows_linear.can_launch_dependents
-    rows_dot.rows_dot(x, weight, gain=gain, eps=1e-6, gated=True)
+    rows_dot.rows_dot(x, weight, gated=True)
     rows_dot.rows_dot(x, weight[:hidden], residual=x)
     qkv, head = meta(rows, (heads + 2 * kv_heads) * head_dim, dtype=dtype), meta(head_dim)
     longs, ints = meta(rows, dtype=torch.int64), meta(rows * kv_heads, dtype=torch.int32)

@@ -75,28 +75,35 @@ def test_a_product_is_the_layers_around_it(
 ):
     case = linear_case(rows, in_features, out_features, gated, bias, norm, residual, torch.float32)
     x, weight, bias, gain, gated, residual = case
-    out = PRODUCTS[product](x, weight, bias, gain=gain, eps=1e-5, gated=gated, residual=residual)
+    more = {} if gain is None else {"gain": gain, "eps": 1e-5}
+    if product == "dot" and norm:
+        pytest.skip("its norm is a kernel of its own")
+    out = PRODUCTS[product](x, weight, bias, gated=gated, residual=residual, **more)
     torch.testing.assert_close(out, reference_linear(*case), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.gpu
 @on_gpu
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("rows", [1, 2, 5, 8])
+@pytest.mark.parametrize("rows", [1, 2, 5, 16])
 @pytest.mark.parametrize(
     ("in_features", "out_features"), [(576, 1536), (1024, 4096), (12288, 4096)]
 )
 def test_products_in_half_precision(rows, in_features, out_features, dtype):
-    for gated, norm, residual in ((False, True, False), (False, False, True), (True, True, False)):
+    for gated, norm, residual in (
+        (False, True, False),
+        (False, False, True),
+        (True, True, False),
+        (True, False, False),
+    ):
         case = linear_case(rows, in_features, out_features, gated, True, norm, residual, dtype)
         x, weight, bias, gain, gated, residual = case
         truth = reference_linear(*(t.double() if isinstance(t, torch.Tensor) else t for t in case))
         for product in (rows_linear, rows_dot):
-            if (product is rows_linear and rows > 2) or (
-                product is rows_dot and gain is not None and dtype == torch.float16
-            ):
+            if (gain is not None) if product is rows_dot else rows > 2:
                 continue
-            out = product(x, weight, bias, gain=gain, eps=1e-5, gated=gated, residual=residual)
+            more = {} if gain is None else {"gain": gain, "eps": 1e-5}
+            out = product(x, weight, bias, gated=gated, residual=residual, **more)
             error = ((out.double() - truth).norm() / truth.norm()).item()
             assert error < 2 * torch.finfo(dtype).eps, product
 
