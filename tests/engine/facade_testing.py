@@ -127,10 +127,11 @@ def stand_in_engine(folder, faults=(), refused=None, **options):
 
 
 class InterruptAtLine:
-    """Raises KeyboardInterrupt when the n-th line of the engine is about to run."""
+    """Raises KeyboardInterrupt when the n-th line of (a part of) the engine is about to run."""
 
-    def __init__(self, line):
+    def __init__(self, line, part=""):
         self.line, self.seen, self.place = line, 0, None
+        self.part = ENGINE_FOLDER + part
 
     def __enter__(self):
         if self.line:
@@ -145,7 +146,7 @@ class InterruptAtLine:
             sys.unraisablehook = self._hook
 
     def _called(self, frame, event, argument):
-        return self._stepped if frame.f_code.co_filename.startswith(ENGINE_FOLDER) else None
+        return self._stepped if frame.f_code.co_filename.startswith(self.part) else None
 
     def _stepped(self, frame, event, argument):
         if event == "line" and self.place is None:
@@ -226,7 +227,7 @@ def act(llm, rng, tally):
         stream.close()
 
 
-def disturbed_run(folder, seed, line=0, num_faults=0, num_acts=14, step_log=None):
+def disturbed_run(folder, seed, line=0, num_faults=0, num_acts=14, step_log=None, part=""):
     """One run with one disturbance or more; asserts the law of the facade."""
     rng = random.Random(seed)
     options = dict(
@@ -248,7 +249,7 @@ def disturbed_run(folder, seed, line=0, num_faults=0, num_acts=14, step_log=None
     with stand_in_engine(folder, faults, refused, **options) as llm:
         if num_faults and rng.random() < 0.2:
             llm.on_step = failing_callback(rng.randint(1, 20))
-        with InterruptAtLine(line) as interrupt:
+        with InterruptAtLine(line, part) as interrupt:
             for _ in range(num_acts):
                 survive(lambda: act(llm, rng, tally), tally)
             drain(llm, tally)
@@ -281,7 +282,9 @@ def drain(llm, tally):
         tally.given.extend(llm.step())
 
     for _ in range(2000):
-        if not llm.has_unfinished_requests:
+        unfinished = [True]
+        survive(lambda: unfinished.append(llm.has_unfinished_requests), tally)  # noqa: B023
+        if not unfinished[-1]:
             return
         survive(step, tally)
     raise AssertionError("the loop of step() never ends")

@@ -116,7 +116,7 @@ def test_a_token_without_text_ends_its_own_request_only(folder):
         assert good.outputs[0].finish_reason == "length"
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_random_runs_with_failures_keep_the_law(folder, seed):
     disturbed_run(folder, seed, num_faults=1 + seed % 3)
 
@@ -128,6 +128,17 @@ NUM_LINES = 6000  # of the engine's own code that a run passes, about
 def test_random_runs_with_an_interrupt_at_some_line_keep_the_law(folder, seed):
     line = random.Random(seed).randint(1, NUM_LINES)
     disturbed_run(folder, seed % 7, line=line, num_faults=seed % 2, num_acts=10)
+
+
+@pytest.mark.parametrize("part", ["/llm.py", "/requests/registry.py", "/requests/stream.py"])
+@pytest.mark.parametrize("seed", [1, 4])
+def test_an_interrupt_at_every_line_of_the_facade_keeps_the_law(folder, seed, part):
+    line, place = 0, ""
+    while place is not None:
+        line += 1
+        place, _ = disturbed_run(folder, seed, line=line, num_acts=9, part=part)
+        assert place is None or place[0].startswith(part)
+    assert line > 5
 
 
 @pytest.mark.parametrize("seed", range(12))
