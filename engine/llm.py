@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from engine.core.errors import LockstepError
+from engine.core.errors import LockstepError, RequestRejected
 from engine.core.lifecycle import check_request
 from engine.core.request import Request, RequestId
 from engine.core.scheduler import Scheduler
@@ -189,7 +189,7 @@ class LLM:
             prompt = to_token_prompt(item, self.tokenizer, vocab_size, place)
             live = self._live_request(self._next_id + place, prompt, param, stream, is_kept)
             request = live.kernel_request(config.max_model_len)
-            check_request(config, request, self._requests)
+            self._check_request(request)
             ready.append((request, live))
         self._next_id += len(ready)
         request_ids = [request.request_id for request, _ in ready]
@@ -269,6 +269,21 @@ class LLM:
         if running:
             with contextlib.suppress(StepFailed, EngineClosed):
                 self._settle()
+
+    def _check_request(self, request: Request) -> None:
+        """Refuses what can never run; where the length is too great, says whose limit that is."""
+        try:
+            check_request(self._loop.scheduler.config, request, self._requests)
+        except RequestRejected as error:
+            if error.reason != "prompt_too_long":
+                raise
+            cause = self.model_config.length_limit
+            if self.options.max_model_len is not None:
+                cause = "the option max_model_len says so"
+            elif self.info.max_model_len < self.model_config.max_position_embeddings:
+                cause = f"the KV cache holds {self.info.num_blocks * self.info.block_size} tokens"
+            detail = f"{error.detail}: {cause}"
+            raise RequestRejected(error.request_id, error.reason, detail) from None
 
     def _live_request(
         self,

@@ -11,6 +11,7 @@ from pathlib import Path
 from engine.arguments.option import resolve_names
 from engine.arguments.table import TABLE, policy_situation
 from engine.core.errors import ConfigError
+from engine.hub import is_hub_id, model_folder
 
 # The ranks of one engine are processes of one host.
 MOST_RANKS = 8
@@ -57,11 +58,20 @@ class EngineOptions:
     @classmethod
     def from_kwargs(cls, model: str, **options: object) -> EngineOptions:
         """Builds options from keyword arguments under any of their names; unknown ones are an
-        error (BUG-B32).
+        error (BUG-B32). Models and tokenizers may be hub ids, which become folders here.
         """
         known = [field.name for field in fields(cls)]
         named = resolve_names(TABLE, options, known)
-        return cls(model=str(model), **named)  # type: ignore[arg-type]
+        if is_hub_id(str(model)):  # nothing is fetched for options that are wrong
+            for name, value in named.items():
+                TABLE[name].check(value)
+        tokenizer = named.get("tokenizer")
+        if tokenizer is not None:
+            folder = model_folder(str(tokenizer), weights=False, option="tokenizer")
+            named["tokenizer"] = str(folder)
+        needs_weights = named.get("load_format") != "dummy"
+        folder = model_folder(str(model), weights=needs_weights, tokenizer=tokenizer is None)
+        return cls(model=str(folder), **named)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
         situation = [policy_situation(self.policy)]

@@ -29,7 +29,7 @@ def _kernel(name: str, limits: str, help: str, **rest: object) -> Option:
 
 # What serves: the same names for LLM(**options), `generate`, `bench`, `sim run` and studies.
 DEPLOYMENT = (
-    Option(name="model", kind=str, help="model folder in Hugging Face format", metavar="MODEL"),
+    Option(name="model", kind=str, help="model folder or hub id, NAME[@REVISION]", metavar="MODEL"),
     Option(name="tokenizer", kind=str, help="tokenizer folder", may_be_none=True),
     Option(
         name="tensor_parallel_size", kind=int, least=1, most=64, aliases=("tp",), short=("-tp",),

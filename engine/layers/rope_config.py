@@ -37,7 +37,11 @@ def resolve_rope(raw: Mapping[str, Any]) -> RopeConfig:
     if any(isinstance(value, Mapping) for value in params.values()):
         raise UnsupportedModel("rope parameters that differ per layer type are not supported")
     # Both keys occur in the wild, "type" being the older one.
-    rope_type = str(params.get("rope_type", params.get("type", "default")))
+    given = params.get("rope_type", params.get("type"))
+    scaling = sorted(set(params) - {"rope_theta", "partial_rotary_factor", "rope_type", "type"})
+    if given is None and scaling:
+        raise UnsupportedModel(f"rope_scaling has {', '.join(scaling)} but no rope_type")
+    rope_type = "default" if given is None else str(given)
     if rope_type not in ROPE_TYPES:
         known = ", ".join(ROPE_TYPES)
         raise UnsupportedModel(f"rope type {rope_type!r} is not supported (supported: {known})")

@@ -70,7 +70,8 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    max_position_embeddings: int  # capped by a sliding window: within it, full attention is equal
+    max_position_embeddings: int  # what the engine can serve, and why no more
+    length_limit: str
     rope: RopeConfig
     tie_word_embeddings: bool
     qk_norm: bool
@@ -119,6 +120,8 @@ def resolve_model_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...])
     if family.qkv_bias_key is not None:
         qkv_bias = bool(raw.get(family.qkv_bias_key, qkv_bias))
     num_layers = _size(raw, "num_hidden_layers")
+    rope = resolve_rope(raw)
+    max_position, length_limit = _max_position(raw, family, rope)
     bos = _token_ids(raw.get("bos_token_id"), "config.json")
     return ModelConfig(
         architecture=architecture,
@@ -131,8 +134,9 @@ def resolve_model_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...])
         num_kv_heads=kv_heads,
         head_dim=_head_dim(raw, family, hidden, heads),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        max_position_embeddings=_max_position(raw, family),
-        rope=resolve_rope(raw),
+        max_position_embeddings=max_position,
+        length_limit=length_limit,
+        rope=rope,
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         qk_norm=family.qk_norm,
         qkv_bias=qkv_bias,
@@ -180,13 +184,27 @@ def _head_dim(raw: Mapping[str, Any], family: Family, hidden: int, heads: int) -
     return head_dim
 
 
-def _max_position(raw: Mapping[str, Any], family: Family) -> int:
+def _max_position(raw: Mapping[str, Any], family: Family, rope: RopeConfig) -> tuple[int, str]:
+    """How long a sequence may get, and what says so."""
     limit = _size(raw, "max_position_embeddings")
+    cause = f"the model's max_position_embeddings is {limit}"
+    if rope.rope_type == "yarn":
+        # The config may give the positions before or after stretching; the factor counts.
+        limit = int(rope.factor * rope.original_max_position)
+        cause = (
+            f"YaRN stretches the model's {rope.original_max_position} positions by {rope.factor:g}"
+            f" to {limit}"
+        )
     window = raw.get("sliding_window", family.default_sliding_window)
     # Qwen configs always carry a window but say in a second key whether it is used.
     if family.model_type.startswith("qwen") and not raw.get("use_sliding_window", False):
         window = None
-    return limit if window is None else min(limit, int(window))
+    if window is None or int(window) >= limit:
+        return limit, cause
+    return int(window), (
+        f"the model's sliding_window is {window}, and only within it is full attention, which is"
+        " what runs here, the same"
+    )
 
 
 def _dtype(raw: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,11 @@ from engine.errors import WeightError
 from engine.layers.weights import HasWeights, WeightSlice
 from engine.models.stacked_experts import StoredPlace, stored_places
 
+SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
+# A head that is tied to the embedding may be stored as well, but then it must be the same.
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_ROWS_COMPARED = 8192
 _NAMES_SHOWN = 5
 
 
@@ -44,6 +48,8 @@ def load_weights(model: HasWeights, folder: str | Path) -> LoadReport:
         slices = list(model.weight_slices())
         places, missing = stored_places(slices, checkpoint.names)
         skipped = _check_names(places, missing, model.ignored_weights(), checkpoint)
+        if _HEAD in skipped and _EMBEDDING in checkpoint.names:
+            checkpoint.check_tied_head()
         for item in slices:
             checkpoint.check_shape(places[item.name])
         for item in slices:
@@ -118,8 +124,11 @@ class _Checkpoint:
         self.folder = folder
         self._handles: dict[Path, Any] = {}
         self._files: dict[str, Path] = {}
-        indexed = _read_index(folder)
-        for path in sorted(set(indexed.values())) if indexed else sorted(_loose_files(folder)):
+        # As Hugging Face does: the one file with the standard name goes before everything else.
+        single = folder / SINGLE_NAME
+        indexed = {} if single.is_file() else _read_index(folder)
+        files = set(indexed.values()) or ({single} if single.is_file() else _loose_files(folder))
+        for path in sorted(files):
             handle = self._open(path, stack)
             for name in handle.keys():  # noqa: SIM118 (a handle is no dict)
                 if name in self._files:
@@ -152,6 +161,21 @@ class _Checkpoint:
         if shape != place.shape:
             raise WeightError(
                 f"{path}: {place.name} has shape {list(shape)}, the model needs {list(place.shape)}"
+            )
+
+    def check_tied_head(self) -> None:
+        head, embedding = (
+            self._handles[self._files[name]].get_slice(name) for name in (_HEAD, _EMBEDDING)
+        )
+        is_same = head.get_shape() == embedding.get_shape()
+        for start in range(0, head.get_shape()[0] if is_same else 0, _ROWS_COMPARED):
+            rows = slice(start, start + _ROWS_COMPARED)
+            ours, theirs = head[rows], embedding[rows]
+            is_same = is_same and torch.equal(ours.to(theirs.dtype), theirs)
+        if not is_same:
+            raise WeightError(
+                f"{self._files[_HEAD]}: {_HEAD} differs from {_EMBEDDING} although config.json "
+                "ties them; set tie_word_embeddings to false to use the stored head, or remove it"
             )
 
     def copy(self, item: WeightSlice, place: StoredPlace) -> None:
@@ -193,8 +217,9 @@ def _read_index(folder: Path) -> dict[str, Path]:
         raise WeightError(f"{path}: not a safetensors index: {error!r}") from None
 
 
-def _loose_files(folder: Path) -> Iterator[Path]:
-    files = list(folder.glob("*.safetensors"))
+def _loose_files(folder: Path) -> set[Path]:
+    """The weight files of a folder without an index: shards, or whatever else there is."""
+    files = set(folder.glob("model-*-of-*.safetensors")) or set(folder.glob("*.safetensors"))
     if not files:
         raise WeightError(f"{folder}: holds no *.safetensors file")
-    return iter(files)
+    return files

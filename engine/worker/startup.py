@@ -78,8 +78,7 @@ def load_model(options: EngineOptions, group: TpGroup, device: torch.device) -> 
     config = load_model_config(options.model)
     limit = config.max_position_embeddings
     if options.max_model_len is not None and options.max_model_len > limit:
-        text = f"the model's max_position_embeddings is {limit}"
-        raise ConfigError("max_model_len", options.max_model_len, text)
+        raise ConfigError("max_model_len", options.max_model_len, config.length_limit)
     dtype = resolve_dtype(options.dtype, config)
     backend = select_backend(
         options.attention_backend, config.head_dim, options.block_size, dtype, device

@@ -68,6 +68,23 @@ def test_a_request_larger_than_the_pool_is_refused(folder, expected):  # BUG-B01
         start(folder, num_kvcache_blocks=8, max_model_len=64)
 
 
+def test_a_prompt_that_is_too_long_names_the_limit_that_counts(folder, tmp_path):
+    def refusal(model, length, **options):
+        options = {"max_model_len": None, "max_num_batched_tokens": 4096, **options}
+        with start(model, **options) as llm, pytest.raises(RequestRejected) as caught:
+            llm.generate([[1] * length], greedy(), use_tqdm=False)
+        return str(caught.value)
+
+    assert "max_position_embeddings is 1024" in refusal(folder, 1024)
+    assert "option max_model_len" in refusal(folder, 128, max_model_len=128)
+    assert "KV cache holds 64 tokens" in refusal(folder, 64, num_kvcache_blocks=16)
+    window = dict(sliding_window=32, use_sliding_window=True)
+    short = damaged(folder, tmp_path, lambda copy, config: config.update(window))
+    assert "sliding_window is 32" in refusal(short, 40)
+    with pytest.raises(ConfigError, match="sliding_window is 32"):
+        start(short, max_model_len=64)
+
+
 def test_nothing_to_do_is_no_error(folder):
     with start(folder) as llm:
         assert llm.generate([], greedy(), use_tqdm=False) == []

@@ -148,8 +148,42 @@ def test_sharded_checkpoints_and_their_faults(tmp_path):
 
 
 def test_the_same_name_in_two_files_is_refused(folder):
+    (folder / FILE).rename(folder / "one.safetensors")
     save_file({"model.norm.weight": torch.ones(48)}, folder / "other.safetensors")
     with pytest.raises(WeightError, match="also stored"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["consolidated.safetensors", "adapter.safetensors"])
+def test_a_stray_file_beside_the_standard_one_is_left_alone(folder, name):
+    """Mistral ships its weights a second time under names of its own."""
+    before = load(folder).norm.weight.clone()
+    save_file(
+        {"model.norm.weight": torch.ones(48), "tok_embeddings.weight": torch.ones(3)},
+        folder / name,
+    )
+    assert torch.equal(load(folder).norm.weight, before)
+
+
+def test_a_stray_file_beside_shards_is_left_alone(tmp_path):
+    folder = saved(hf_model("Llama"), tmp_path / "m", max_shard_size="40KB")
+    save_file({"model.norm.weight": torch.zeros(48)}, folder / "consolidated.safetensors")
+    assert load(folder).norm.weight.abs().max() > 0
+    (folder / "model.safetensors.index.json").unlink()
+    assert load(folder).norm.weight.abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    "head", [lambda e: e * 1.01, lambda e: e[:50].clone(), lambda e: e.roll(1, 0)]
+)
+def test_a_tied_head_that_is_not_the_embedding_is_refused(tmp_path, head):
+    """HF would use the embedding in silence, and the model would not be the one that was saved."""
+    folder = saved(hf_model("Qwen3", tie_word_embeddings=True), tmp_path / "m")
+    rewrite(
+        folder,
+        lambda t: t.update({"lm_head.weight": head(t["model.embed_tokens.weight"])}),
+    )
+    with pytest.raises(WeightError, match=r"lm_head\.weight differs from .*tie_word_embeddings"):
         load(folder)
 
 

@@ -139,3 +139,33 @@ def test_building_checks_tp_and_length():
         build_model(resolve(), group, backend, torch.float32, "meta")
     with pytest.raises(ConfigError, match="1024 positions"):
         build_model(resolve(), TpGroup(), backend, torch.float32, "meta", max_position=2000)
+
+
+@pytest.mark.parametrize(
+    "scaling", [{"factor": 4.0}, {"factor": 2.0, "rope_theta": 1e4}, {"type": None, "factor": 4.0}]
+)
+def test_a_rope_scaling_without_a_type_is_refused(scaling):
+    """Taken for unscaled, the model would lose its way beyond its first positions."""
+    with pytest.raises(UnsupportedModel, match="rope_scaling has factor but no rope_type"):
+        resolve(rope_scaling=scaling)
+    assert resolve(rope_scaling={"rope_theta": 1e4}).rope.rope_type == "default"
+
+
+def yarn(**rest):
+    return resolve(rope_scaling={"rope_type": "yarn", "factor": 4.0, **rest})
+
+
+def test_yarn_reaches_as_far_as_it_stretches():
+    """As Qwen says it: max_position_embeddings stays what it was before."""
+    assert yarn(original_max_position_embeddings=512).max_position_embeddings == 2048
+    assert yarn().max_position_embeddings == 4096  # 4 x the config's 1024
+    # As others say it: max_position_embeddings is what it becomes.
+    assert yarn(original_max_position_embeddings=256).max_position_embeddings == 1024
+
+
+def test_a_length_refusal_names_its_cause():
+    assert "max_position_embeddings is 1024" in resolve().length_limit
+    assert (
+        "sliding_window is 64" in resolve(sliding_window=64, use_sliding_window=True).length_limit
+    )
+    assert "512 positions by 4 to 2048" in yarn(original_max_position_embeddings=512).length_limit
