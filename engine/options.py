@@ -11,7 +11,7 @@ from pathlib import Path
 from engine.arguments.option import resolve_names
 from engine.arguments.table import TABLE, policy_situation
 from engine.core.errors import ConfigError
-from engine.hub import is_hub_id, model_folder
+from engine.hub.folders import is_hub_id, model_folder
 
 # The ranks of one engine are processes of one host.
 MOST_RANKS = 8

@@ -281,10 +281,10 @@ def drain(llm, tally):
     def step():
         tally.given.extend(llm.step())
 
+    unfinished = []
     for _ in range(2000):
-        unfinished = [True]
-        survive(lambda: unfinished.append(llm.has_unfinished_requests), tally)  # noqa: B023
-        if not unfinished[-1]:
+        survive(lambda: unfinished.append(llm.has_unfinished_requests), tally)
+        if unfinished and not unfinished[-1]:
             return
         survive(step, tally)
     raise AssertionError("the loop of step() never ends")

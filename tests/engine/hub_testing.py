@@ -112,7 +112,7 @@ def environment(home, endpoint, **more):
 
 _SCRIPT = """
 import json, sys
-import engine.hub as hub
+import engine.hub.folders as hub
 assert "torch" not in sys.modules
 answers = []
 for function, arguments, options in json.loads(sys.argv[1]):
@@ -127,7 +127,7 @@ print(json.dumps(answers))
 
 
 def ask(home, endpoint, *calls, **more):
-    """Answers of `engine.hub` to calls (function, arguments, options) in a process of its own."""
+    """Answers of `engine.hub` in another process to calls (function, arguments, options)."""
     normal = [(function, arguments, options) for function, arguments, *options in calls]
     plain = [(function, list(args), rest[0] if rest else {}) for function, args, rest in normal]
     done = subprocess.run(

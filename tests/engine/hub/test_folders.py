@@ -13,7 +13,7 @@ from llm_testing import write_tiny_model
 from tokenizer_testing import KINDS
 
 from engine.core.errors import ConfigError
-from engine.hub import is_hub_id, model_folder
+from engine.hub.folders import is_hub_id, model_folder
 from engine.options import EngineOptions
 
 NAME = "org/tiny"
@@ -109,10 +109,10 @@ def test_what_cannot_be_had_is_said_in_one_line(hub, tmp_path):
         "InputError: 'org/none': no such folder; on the hub: no *.safetensors weights, or only a "
         "part of them in the cache and the hub out of reach",
         f"InputError: '{NAME}': no such folder; on the hub: the model lacks the file",
-        "ConfigError: model='no model': is neither a model folder nor a hub id such as "
-        "Qwen/Qwen3-0.6B",
-        "ConfigError: tokenizer='gpt2': is neither a model folder nor a hub id such as "
-        "Qwen/Qwen3-0.6B",
+        "ConfigError: model='no model': must be a folder in Hugging Face format or a hub id "
+        "such as Qwen/Qwen3-0.6B",
+        "ConfigError: tokenizer='gpt2': must be a folder in Hugging Face format or a hub id "
+        "such as Qwen/Qwen3-0.6B",
     ]
     assert answers == expected
     hub.fetched()

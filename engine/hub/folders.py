@@ -1,4 +1,4 @@
-"""Models by their name on the Hugging Face hub, wherever a model folder can stand; no torch.
+"""The folder of a model that is named as on the hub, wherever a model folder can stand.
 
     folder = model_folder("Qwen/Qwen3-0.6B")           # or NAME@REVISION, or a folder
     path = hub_file("Qwen/Qwen3-0.6B", "config.json")  # one file alone
@@ -90,7 +90,7 @@ def hub_file(name: str, file: str) -> Path:
 def _parts(name: str, option: str) -> tuple[str, str | None]:
     match = _ID.fullmatch(name)
     if match is None:
-        limit = "is neither a model folder nor a hub id such as Qwen/Qwen3-0.6B"
+        limit = "must be a folder in Hugging Face format or a hub id such as Qwen/Qwen3-0.6B"
         raise ConfigError(option, name, limit)
     return match[1], match[2]
 
