@@ -167,7 +167,8 @@ def conformance_main(argv: list[str]) -> int:
     parser.option("workloads", 2000)
     parser.option("seed", 0, detail="the first workload")
     args = parser.parse(argv)
-    from properties.conformance.kit import check_adapter, describe
+    from properties.conformance.kit import check_adapter
+    from properties.conformance.report import describe
 
     sys.path.insert(0, os.getcwd())  # adapters usually lie in the folder that one works in
     report = check_adapter(load_factory(args.target), args.workloads, args.seed)

@@ -9,7 +9,7 @@ from engine.core.errors import LockstepError
 
 
 class AdapterProblem(LockstepError):
-    """An adapter lacks a call, raised in it, or returned nonsense; never a pass.
+    """An adapter lacks a call or returned nonsense; never a pass.
 
     `call` is the call, with its arguments; `laws` are what could not be judged because of it.
     """
@@ -24,14 +24,35 @@ class AdapterProblem(LockstepError):
         return type(self), (self.call, self.problem, self.laws)
 
 
+class AdapterCrash(LockstepError):
+    """The scheduler raised inside a call; its cause is what it raised."""
+
+    def __init__(self, call: str, error: str) -> None:
+        super().__init__(f"{call} raised {error}")
+        self.call = call
+        self.error = error
+
+    def __reduce__(self) -> tuple[type[AdapterCrash], tuple[str, str]]:
+        return type(self), (self.call, self.error)
+
+
+class ConfigurationRefused(LockstepError):
+    """`start` raised a `ValueError`: the scheduler does not claim this configuration."""
+
+
 @runtime_checkable
 class SchedulerAdapter(Protocol):
     """A foreign scheduler behind plain values. Request ids are integers.
 
     `policy` is the nearer relative: `mixed` if blocks become findable when they are assigned,
     `prefill_first` if they do once they are computed. `opt_out` are ids of laws that the scheduler
-    does not claim. `kernel_options` are `KernelConfig` fields that the kit must set, for example
-    `{"enable_prefix_caching": False}` or `{"bound_holders": False}`.
+    does not claim. `kernel_options` are `KernelConfig` fields that the kit must set: a value
+    (`{"enable_prefix_caching": False}`), the allowed values (`{"block_size": range(2, 17)}`), or a
+    function of the fields so far
+    (`{"max_num_batched_tokens": lambda config: max(8, config["max_num_seqs"])}`).
+
+    An adapter with `asynchronous = True` is asked for a second step before the first one's tokens
+    are committed; `commit` then speaks of the older one, and holds tokens of ended requests too.
     """
 
     policy: str
@@ -39,7 +60,7 @@ class SchedulerAdapter(Protocol):
     kernel_options: Mapping[str, object]
 
     def start(self, config: Mapping[str, object]) -> None:
-        """Begins afresh with a configuration (the fields of `KernelConfig`)."""
+        """Begins afresh with the fields of `KernelConfig`; a `ValueError` refuses them."""
         ...
 
     def add(
@@ -77,10 +98,12 @@ class SchedulerAdapter(Protocol):
         ...
 
 
-# Calls that an adapter may also have, and the laws that need them.
+# Calls that an adapter may also have, and the laws that are not judged without them.
 OPTIONAL = {
-    "abort": "L8",
-    "free_blocks": "LAW-B2, LAW-K9, LAW-K10, LAW-B11",
+    "abort": frozenset({"L8"}),
+    "free_blocks": frozenset({"B2", "K9", "K10", "B11"}),
+    # weaken_hash(bits), after start: keys keep that many bits, so that different blocks collide.
+    "weaken_hash": frozenset({"K11"}),
 }
 REQUIRED = (
     "start",

@@ -75,7 +75,8 @@ class ReferenceAdapter:
 
 
 class NanoAdapter(ReferenceAdapter):
-    """The same under nano-vLLM's policy, without our hardenings."""
+    """The same under nano-vLLM's policy, without our hardenings; it serves prompts first."""
 
     policy = "prefill_first"
+    opt_out: tuple[str, ...] = ("L9",)
     kernel_options: Mapping[str, object] = {"bound_holders": False, "bound_decode_tokens": False}

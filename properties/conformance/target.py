@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from engine.core.config import KernelConfig
 from engine.core.errors import RequestRejected
 from engine.core.plan import Admission, Entry, Finished, NewBlocks, StepOutcome
 from engine.core.request import Request, RequestId
-from properties.conformance.protocol import AdapterProblem
+from properties.conformance.protocol import AdapterCrash, AdapterProblem, ConfigurationRefused
 
 # Adapters do not tell where hits lay; the follower skips counts that are negative.
 UNTOLD = -1
@@ -24,6 +25,8 @@ class AdapterPlan:
     new_blocks: tuple[NewBlocks, ...]
     admitted: tuple[Admission, ...]
     preempted: tuple[RequestId, ...]
+    # Preemptions of each sampled request so far; after a further one its token is not awaited.
+    epochs: tuple[int, ...] = ()
 
     @property
     def sampled_ids(self) -> tuple[RequestId, ...]:
@@ -40,7 +43,8 @@ class _Known:
     table: tuple[int, ...] = ()
     computed: int = 0
     decodes: bool = False
-    preempted: bool = False
+    preemptions: int = 0
+    pending: int = 0  # sampled tokens that are still on their way (asynchronous adapters)
 
 
 class AdapterTarget:
@@ -49,8 +53,10 @@ class AdapterTarget:
     def __init__(self, adapter: Any, config: KernelConfig) -> None:  # noqa: ANN401
         self._adapter = adapter
         self._live: dict[int, _Known] = {}
-        self._open: AdapterPlan | None = None
+        self._open: deque[AdapterPlan] = deque()
         self._call("start", asdict(config))
+        if config.hash_bits < 64 and hasattr(adapter, "weaken_hash"):
+            self._call("weaken_hash", config.hash_bits)
 
     def _call(self, name: str, *args: object) -> Any:  # noqa: ANN401
         call = f"{name}({', '.join(map(repr, args))})"
@@ -62,7 +68,9 @@ class AdapterTarget:
         except Exception as error:
             if name == "add" and isinstance(error, ValueError):
                 raise  # its way to reject
-            raise AdapterProblem(call, f"raised {type(error).__name__}: {error}") from error
+            if name == "start" and isinstance(error, ValueError):
+                raise ConfigurationRefused(str(error)) from error
+            raise AdapterCrash(call, f"{type(error).__name__}: {error}") from error
 
     def _ids(self, name: str) -> list[RequestId]:
         ids = self._call(name)
@@ -158,8 +166,9 @@ class AdapterTarget:
             if name in batch:
                 raise AdapterProblem("schedule()", f"names {name!r} twice", "W5")
             batch[name] = (first, count)
-        self._open = self._derive(batch)
-        return self._open
+        plan = self._derive(batch)
+        self._open.append(plan)
+        return plan
 
     def _derive(self, batch: dict[int, tuple[int, int]]) -> AdapterPlan:
         entries, new_blocks, admitted = [], [], []
@@ -172,32 +181,47 @@ class AdapterTarget:
         for name in victims:
             known = self._live[name]
             known.table, known.computed = (), 0
-            known.decodes, known.preempted = False, True
+            known.decodes, known.pending = False, 0
+            known.preemptions += 1
         for name, (first, count) in batch.items():
             known, table = self._live[name], tables[name]
             if not known.table:
                 known.computed = first
-                admitted.append(Admission(name, first, UNTOLD, UNTOLD, UNTOLD, known.preempted))
+                admitted.append(
+                    Admission(name, first, UNTOLD, UNTOLD, UNTOLD, known.preemptions > 0)
+                )
             if table[len(known.table) :]:
                 gained = table[len(known.table) :]
                 new_blocks.append(NewBlocks(name, len(known.table), gained))
-            samples = first + count == known.tokens
-            entries.append(Entry(name, first, count, samples, known.decodes))
+            samples = first + count == known.tokens + known.pending
+            is_decode = known.decodes or known.pending > 0
+            entries.append(Entry(name, first, count, samples, is_decode))
             known.table, known.computed = table, first + count
-        return AdapterPlan(tuple(entries), tuple(new_blocks), tuple(admitted), tuple(victims))
+            known.pending += samples
+        epochs = [self._live[int(e.request_id)].preemptions for e in entries if e.samples]
+        return AdapterPlan(
+            tuple(entries), tuple(new_blocks), tuple(admitted), tuple(victims), tuple(epochs)
+        )
 
     def commit(
         self, plan: AdapterPlan, token_ids: Sequence[int], stopped: Collection[RequestId] = ()
     ) -> StepOutcome:
         """Books tokens; the outputs of the ended are what the kit handed over."""
-        assert plan is self._open
+        oldest = self._open.popleft()
+        assert plan is oldest, "steps are committed in the order in which they were decided"
         tokens = {int(name): t for name, t in zip(plan.sampled_ids, token_ids, strict=True)}
         told = self._call("commit", tokens)
-        for name, token in tokens.items():
+        sampled: list[int] = []
+        for (name, token), epoch in zip(tokens.items(), plan.epochs, strict=True):
+            if name not in self._live:
+                continue  # it had ended when this step was already decided
             known = self._live[name]
+            sampled.append(name)
             known.outputs.append(token)
             known.tokens += 1
-            known.decodes = True
+            if known.preemptions == epoch:
+                known.pending -= 1
+                known.decodes = True
         if isinstance(told, str) or not isinstance(told, Sequence):
             raise AdapterProblem("commit()", f"returned {told!r}, not the ended requests", "L6")
         ended = []
@@ -208,7 +232,7 @@ class AdapterTarget:
                 raise AdapterProblem("commit()", f"ends {pair[0]!r}, which is not live", "L6")
             known = self._live.pop(pair[0])
             ended.append(Finished(pair[0], str(pair[1]), tuple(known.outputs)))
-        return StepOutcome(0, tuple(plan.sampled_ids), tuple(token_ids), tuple(ended))
+        return StepOutcome(0, sampled, [tokens[name] for name in sampled], tuple(ended))
 
     def discard(self, plan: AdapterPlan) -> tuple[Finished, ...]:
         """Adapters have no failing steps."""

@@ -83,7 +83,8 @@ class ToyAdapter:
 
     policy = "prefill_first"
     # It never cuts a prompt, so it refuses those that are longer than a step.
-    opt_out: Collection[str] = ("C1",)
+    # While seats are left it serves new prompts first, however long decodes wait.
+    opt_out: Collection[str] = ("C1", "L9")
     kernel_options: Mapping[str, object] = {
         "enable_prefix_caching": False,
         "max_num_batched_tokens": 64,

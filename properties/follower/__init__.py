@@ -4,7 +4,18 @@ Owns the picture of what the state must be, and the judging of each step. Import
 `engine.core` and the stand-in model of `properties.reference`; never a scheduler.
 """
 
-from properties.follower.follower import SUSPENDED_IF_ASYNC, SUSPENDED_IF_PERTURBED, Follower
+from properties.follower.follower import (
+    SUSPENDED_IF_ASYNC,
+    SUSPENDED_IF_PERTURBED,
+    SUSPENDED_IF_PREFILL_FIRST,
+    Follower,
+)
 from properties.follower.run_sums import Ledger
 
-__all__ = ["SUSPENDED_IF_ASYNC", "SUSPENDED_IF_PERTURBED", "Follower", "Ledger"]
+__all__ = [
+    "SUSPENDED_IF_ASYNC",
+    "SUSPENDED_IF_PERTURBED",
+    "SUSPENDED_IF_PREFILL_FIRST",
+    "Follower",
+    "Ledger",
+]

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.core.plan import Admission, Finished, StepOutcome
 from engine.core.request import Request, RequestId
-from properties.follower import endings, goals, moves, tightness
+from properties.follower import endings, fairness, goals, moves, tightness
 from properties.follower.picture import OpenStep, Picture
 from properties.follower.run_sums import Track
 from properties.follower.view import PlanView, Target
@@ -15,7 +15,9 @@ from properties.reference.stand_in_model import sample
 
 TIGHTNESS = frozenset({"T1", "T2", "T3", "T4", "T5"})
 # Perturbations change decisions on purpose; what concerns safety stays in force.
-SUSPENDED_IF_PERTURBED = TIGHTNESS | {"S8", "S9", "S10", "B11", "L2", "K9"}
+SUSPENDED_IF_PERTURBED = TIGHTNESS | {"S8", "S9", "S10", "B11", "L2", "K9", "L9", "L10"}
+# It serves prompts first by design, however long that lets decodes wait.
+SUSPENDED_IF_PREFILL_FIRST = frozenset({"L9"})
 # Keys of generated blocks wait for their token, and an EOS is seen one step late.
 SUSPENDED_IF_ASYNC = TIGHTNESS | {"K9", "B11", "S10", "L2"}
 
@@ -102,6 +104,7 @@ class Follower(Picture):
         tightness.leftover_victims(self, pending_victims, total)
         self._check_step(step, victims, total, len(slots))
         tightness.after_step(self, step, before, bool(victims), total)
+        fairness.after_step(self, step, victims)
         self.open.append(step)
         self.ledger.scheduled += total
         goals.note_step(self, step, victims)

@@ -18,6 +18,7 @@ class Track:
         "ended",
         "first_token",
         "hashes",
+        "idle_steps",
         "outputs",
         "pending",
         "preempted",
@@ -44,6 +45,7 @@ class Track:
         self.sampled = False  # since its last admission
         self.first_token = False
         self.preempted = 0
+        self.idle_steps = 0  # in a row, while it decodes
         self.wants_abort = False
         self.ended = False
 

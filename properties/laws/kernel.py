@@ -282,6 +282,18 @@ LIFE_LAWS = (
     ),
     _by_table("L8", "An abort frees exactly its own references.", BOTH, f"{_F}.on_abort"),
     _by_table(
+        "L9",
+        "A decode is passed over at most 4 steps in a row, also while prompts keep arriving.",
+        "mixed, unperturbed, without a threshold (prefill_first serves prompts first by design)",
+        "properties.follower.fairness:after_step",
+    ),
+    _by_table(
+        "L10",
+        "Nobody is preempted in a step in which a later arrival gains blocks.",
+        UNPERTURBED,
+        "properties.follower.fairness:after_step",
+    ),
+    _by_table(
         "C1",
         "A request that can never run is rejected before anything changes; a just fitting one "
         "completes.",

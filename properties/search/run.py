@@ -12,7 +12,12 @@ from engine.core.audit import audit
 from engine.core.config import KernelConfig
 from engine.core.errors import KernelBug
 from engine.core.scheduler import Scheduler
-from properties.follower import SUSPENDED_IF_ASYNC, SUSPENDED_IF_PERTURBED, Follower
+from properties.follower import (
+    SUSPENDED_IF_ASYNC,
+    SUSPENDED_IF_PERTURBED,
+    SUSPENDED_IF_PREFILL_FIRST,
+    Follower,
+)
 from properties.follower.view import Inconclusive, LawBroken, Target
 from properties.reference import ReferenceScheduler
 from properties.search.driver import Driver
@@ -35,18 +40,23 @@ def make_driver(
     thorough: bool = True,
     perturbed: bool = False,
     suspended: frozenset[str] = frozenset(),
+    foreign: bool = False,
 ) -> Driver:
-    """A driver with its follower; `thorough` adds the state audit and the naive reference."""
+    """A driver with its follower; `thorough` adds the state audit and the naive reference.
+
+    `foreign` judges a scheduler that is not ours also by what our policies leave out by design.
+    """
     if config.async_scheduling:
         suspended |= SUSPENDED_IF_ASYNC
     if perturbed:
         suspended |= SUSPENDED_IF_PERTURBED
+    has_twin = thorough and not suspended and only is None
+    if config.policy == "prefill_first" and not foreign:
+        suspended |= SUSPENDED_IF_PREFILL_FIRST
     follower = Follower(config, vocabulary, only, suspended)
     with translated(follower):
         target = factory(config)
-    twin = None
-    if thorough and not suspended and only is None:
-        twin = ReferenceScheduler(config)
+    twin = ReferenceScheduler(config) if has_twin else None
     checker = _auditor(follower) if thorough and isinstance(target, Scheduler) else None
     return Driver(target, follower, twin, checker)
 
@@ -59,6 +69,7 @@ def run_workload(
     thorough: bool = True,
     perturbed: bool = False,
     suspended: frozenset[str] = frozenset(),
+    foreign: bool = False,
 ) -> Follower:
     """Runs a workload to its end.
 
@@ -76,6 +87,7 @@ def run_workload(
         thorough=thorough,
         perturbed=perturbed,
         suspended=suspended,
+        foreign=foreign,
     )
     with translated(driver.follower):
         for operation in workload.operations:

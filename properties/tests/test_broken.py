@@ -13,6 +13,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from engine.core.config import KernelConfig
 from engine.core.errors import KernelBug
 from engine.core.scheduler import Scheduler
+from properties.conformance import check_adapter
+from properties.conformance.kernel_adapter import KernelAdapter
 from properties.defects.broken import BROKEN
 from properties.follower.view import LawBroken
 from properties.laws import KERNEL_LAWS, Law
@@ -108,6 +110,14 @@ def test_the_search_goes_red_in_every_workload(factory: Broken) -> None:
     target = f"{factory.__module__}:{factory.__name__}"
     found = search(1, workloads=40, target=target, max_failures=1000)
     assert len(found.failures) == 40
+
+
+@broken
+def test_the_conformance_kit_goes_red(factory: Broken) -> None:
+    adapter = type("Adapter", (KernelAdapter,), {"scheduler_class": factory})
+    report = check_adapter(adapter, workloads=20)
+    assert report.findings
+    assert not report.passed
 
 
 @broken

@@ -20,7 +20,7 @@ STATED = (
     + ["V1"]
     + [f"S{i}" for i in range(1, 13)]
     + [f"T{i}" for i in range(1, 6)]
-    + [f"L{i}" for i in range(1, 9)]
+    + [f"L{i}" for i in range(1, 11)]
     + ["C1", "C2"]
     + [f"E{i}" for i in range(1, 6)]
     + [f"M{i}" for i in range(1, 11)]

@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 BARE = re.compile(r"(?<![\w\"'-])[ABCEKLMPSTVW]\d{1,3}(?![\w\"'])")
 # Products, hardware, percentiles and rules of a linter that only look like ids.
 OTHER = re.compile(
-    r"V1\b|\bL2 (cache|rate)|\bP\d\d\b|noqa: E\d+|\b(A10|A100|B200|L4|L20|L40|T4|V100)\b"
-    r"|\bM/M/1|\bC\+\+"
+    r"V1\b|\bL2 (cache|rate)|\bglobal\.L2\b|\bP\d\d\b|noqa: E\d+"
+    r"|\b(A10|A100|B200|L4|L20|L40|T4|V100)\b|\bM/M/1|\bC\+\+"
 )
 BUG = re.compile(r"BUG-([BC]\d{2,3})")
 BUG_TEST = re.compile(r"def test_bug_((?:[bc]\d{2,3}_)+)")
