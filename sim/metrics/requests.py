@@ -48,6 +48,9 @@ class Ledger:
         self.in_queue = Population()
         self._preempted_at: dict[int, int] = {}
         self._moving: set[int] = set()
+        # When requests began and ceased to wait for a second server, in the order of time.
+        self.handed_over_ns = array("q")
+        self.moved_in_ns = array("q")
 
     def __len__(self) -> int:
         return len(self.status)
@@ -74,6 +77,7 @@ class Ledger:
             self.hit_tokens[row] = hit_tokens
         elif row in self._moving:
             self._moving.discard(row)
+            self.moved_in_ns.append(time_ns)
         else:
             self.preempted_ns[row] += time_ns - self._preempted_at.pop(row)
 
@@ -87,6 +91,7 @@ class Ledger:
         """A request left one server and waits to be admitted by another."""
         self.in_queue.change(1, time_ns)
         self._moving.add(row)
+        self.handed_over_ns.append(time_ns)
 
     def finished(self, row: int, time_ns: int, output_tokens: int) -> None:
         """A request got its last token."""

@@ -29,7 +29,7 @@ from sim.metrics.run_summary import (
     SimFigures,
 )
 from sim.metrics.server_stats import ServerStats, Stage
-from sim.metrics.stability import is_stable
+from sim.metrics.stability import is_closed_loop, is_stable
 from sim.metrics.token_gaps import GapPool
 from sim.specs.hardware import Hardware
 
@@ -166,7 +166,7 @@ def _goodput(
 
 def _sim_figures(result: RunResult, times: Sequence[RequestTimes], facts: RunFacts) -> SimFigures:
     ledger, servers = result.ledger, result.servers
-    stable = is_stable(ledger)
+    stable = is_stable(ledger, is_closed_loop(result.workload))
     queue = _latency([request.queue_ns / NS_PER_MS for request in times])
     counts = [sum(1 for status in ledger.status if status == code) for code in range(4)]
     return SimFigures(

@@ -10,6 +10,7 @@ import numpy as np
 
 from sim.metrics.percentiles import gap_percentiles, percentiles
 from sim.metrics.requests import COMPLETED, PENDING, Ledger
+from sim.metrics.stability import is_closed_loop
 from sim.metrics.token_gaps import GapPool
 from sim.planning.study import METRICS, ShareGoal, Slo
 from sim.workloads.table import Workload
@@ -55,6 +56,7 @@ class Judge:
         self._slo, self._miss_rejected = slo, miss_rejected
         self._outputs = _column(workload.output_tokens)[self.first : self.stop]
         self.num_measured = self.stop - self.first
+        self.closed_loop = is_closed_loop(workload)
 
     def latencies_ms(self, ledger: Ledger) -> dict[str, Column]:
         """Latencies of the measured requests; a rejected one counts as infinite, or not at all."""

@@ -137,7 +137,7 @@ def _result(trial: Trial, watch: _Watch, servers: list[Server], num_outside: int
     end_ns = max(1, max(server.stats.last_end_ns for server in servers))
     seconds = end_ns / 1e9
     completed = [row for row, time in enumerate(ledger.finish_ns) if time >= 0]
-    stable = is_stable(ledger)
+    stable = is_stable(ledger, watch.judge.closed_loop)
     common: dict[str, Any] = {
         "rate": trial.rate,
         "seed": trial.seed,

@@ -80,8 +80,8 @@ def warnings_of(summary: RunSummary) -> list[str]:
     warnings = []
     if not sim.stable:
         warnings.append(
-            "unstable at this rate: requests in the system kept growing while requests arrived,"
-            " so latencies grow with the length of the run and their tails are left out"
+            "unstable at this rate: more work came than can be served, so latencies grow with the"
+            " length of the run and their tails are left out"
         )
     for reason, count in sim.rejections.items():
         warnings.append(f"{number(count)} requests were left out: {reason}")
