@@ -27,15 +27,16 @@ def recording_path(name):
     return RECORDINGS / f"{name}.json.gz"
 
 
-def make_recording(path, num_requests=60, step_us=8_000, prompt_us=20, group_tokens=64):
+def make_recording(path, num_requests=60, step_us=8_000, prompt_us=20, group_tokens=64, facts=None):
     """A recording of the kernel with step times that grow with the tokens of a step.
 
-    Every third request belongs to a prefix group. Returns the document.
+    Every third request belongs to a prefix group. `facts` is what the recording says of itself
+    besides. Returns the document.
     """
     config = {
         "max_num_batched_tokens": 256, "max_num_seqs": 8, "block_size": 16,
         "num_gpu_blocks": 201, "max_model_len": 1024, "enable_prefix_caching": True,
-        "async_scheduling": False,
+        "async_scheduling": False, **(facts or {}),
     }  # fmt: skip
     scheduler = Scheduler(KernelConfig(200, 1024, 16, max_num_seqs=8, max_num_batched_tokens=256))
     requests, prompts = [], []

@@ -40,7 +40,8 @@ class ImportedLog:
         for key in ("dtype", "tensor_parallel_size"):
             if key in config:
                 model[key] = config[key]
-        hardware = {"name": config["hardware"]} if "hardware" in config else {}
+        gpu = config.get("hardware") or config.get("gpu")
+        hardware = {"name": gpu} if gpu else {}
         self.header = LogHeader(
             writer="import",
             kernel=recording.kernel,

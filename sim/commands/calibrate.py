@@ -7,11 +7,12 @@ from pathlib import Path
 
 from engine.arguments.files import check_writable
 from engine.arguments.parser import VerbParser
-from engine.core.errors import ConfigError, InputError
+from engine.core.errors import InputError
 from engine.steplog.atomic import write_text
 from sim.calibration.build import Calibration, calibrate, graphs_of, target_of
 from sim.calibration.evaluate import Fold
 from sim.calibration.fit_report import render_calibration
+from sim.calibration.log_target import check_log, said_dtype, said_hardware
 from sim.calibration.samples import Samples, read_samples
 from sim.cost.profile import check_dtype, save_profile
 from sim.cost.terms import HOST_TERMS, STEP_TERMS
@@ -32,9 +33,9 @@ def calibrate_main(argv: Sequence[str]) -> int:
     check_writable("out", out, ".json")
     check_writable("report", report)
     logs = [read_samples(path) for path in arguments.logs]
-    model, dtype = _model_of(logs, arguments.model), check_dtype(arguments.dtype)
+    model, dtype = _model_of(logs, arguments.model), _dtype_of(logs, arguments.dtype)
     model.check_tp(arguments.tensor_parallel_size)
-    hardware = hardware_named(_named(logs, "hardware", arguments.hardware))
+    hardware = hardware_named(_hardware_of(logs, arguments.hardware))
     target = target_of(
         model,
         hardware.name,
@@ -42,6 +43,8 @@ def calibrate_main(argv: Sequence[str]) -> int:
         arguments.tensor_parallel_size,
         _engine_of(logs, arguments.engine),
     )
+    for log, path in zip(logs, arguments.logs, strict=True):
+        check_log(log.header, path, target)
     graphs = graphs_of(logs, arguments.graphs)
     result = calibrate(logs, arguments.logs, target, graphs)
     page = render_calibration(result)
@@ -89,28 +92,39 @@ def _parser() -> VerbParser:
     parser.option("report", detail="beside the profile if it is left out")
     parser.option("model", detail="or a config.json or name, where the logs do not say")
     parser.option("hardware", detail="where the logs do not say")
-    parser.option("dtype", "bfloat16")
+    parser.option("dtype", "auto", detail="auto is what the logs say, else bfloat16")
     parser.option("tp", 1, detail="in the logs")
     parser.option("engine")
     parser.option("graphs", "auto")
     return parser
 
 
-def _named(logs: Sequence[Samples], what: str, option: str | None) -> str:
-    """The option, or what all logs say; they must not contradict each other."""
-    said = {str(getattr(log.header, what).get("name", "")) for log in logs} - {""}
+def _hardware_of(logs: Sequence[Samples], option: str | None) -> str:
+    """The option, or what all logs say."""
+    said = {said_hardware(log.header) for log in logs} - {None}
     if option is not None:
-        other = said - {option, option.lower()}
-        if other:
-            raise ConfigError(what, option, f"the logs are of {', '.join(sorted(other))}")
         return option
     if len(said) != 1:
-        raise InputError(f"the logs do not say which {what} they are of: give --{what}")
-    return said.pop()
+        raise InputError("the logs do not say which hardware they are of: give --hardware")
+    return str(said.pop())
 
 
 def _model_of(logs: Sequence[Samples], option: str | None) -> ModelShape:
-    return model_named(_named(logs, "model", option))
+    """The option, or the model that all logs name."""
+    said = {str(log.header.model.get("name") or "") for log in logs} - {""}
+    if option is None and len(said) != 1:
+        raise InputError("the logs do not say which model they are of: give --model")
+    return model_named(said.pop() if option is None else option)
+
+
+def _dtype_of(logs: Sequence[Samples], option: str) -> str:
+    """The option, or for `auto` what all logs say."""
+    if option != "auto":
+        return check_dtype(option)
+    said = {said_dtype(log.header) for log in logs} - {None}
+    if len(said) > 1:
+        raise InputError(f"the logs are of dtypes {', '.join(sorted(map(str, said)))}")
+    return check_dtype(str(said.pop())) if said else "bfloat16"
 
 
 def _engine_of(logs: Sequence[Samples], option: str | None) -> str:

@@ -14,11 +14,13 @@ from engine.arguments.files import check_writable
 from engine.arguments.parser import VerbParser
 from engine.core.errors import ConfigError, InputError
 from engine.steplog.atomic import write_text
+from sim.calibration.build import calibrate, graphs_of, target_of
 from sim.calibration.evaluate import Fit, evaluate
 from sim.calibration.host_speed import one_step_ahead
+from sim.calibration.log_target import check_log, said_dtype
 from sim.cost.calibrated import CalibratedCost
 from sim.cost.physics import Physics
-from sim.cost.profile import Profile, find_profile, load_profile
+from sim.cost.profile import Profile, Target, find_profile, load_profile
 from sim.report.tables import text_table
 from sim.run.option_table import SIM_TABLE
 from sim.specs.hardware import hardware_named
@@ -98,9 +100,6 @@ def held_out_profiles(
     """
     if len(runs) < 3:
         raise InputError(f"held-out validation needs at least 3 logs, not {len(runs)}")
-    # Fitting needs scipy, predicting does not.
-    from sim.calibration.build import calibrate, graphs_of, target_of
-
     graphs = graphs_of([run.samples for run in runs], "auto")
     target = target_of(model, hardware, dtype, tp, "")
     profiles = []
@@ -114,24 +113,32 @@ def held_out_profiles(
 
 
 def _profiles(arguments: argparse.Namespace, runs: Sequence[RecordedRun]) -> list[Profile]:
+    """A profile for each run, which says of itself nothing that the profile is not for."""
     hardware, model = hardware_named(arguments.hardware), model_named(arguments.model)
-    model.check_tp(arguments.tensor_parallel_size)
+    tp = arguments.tensor_parallel_size
+    model.check_tp(tp)
     if arguments.held_out:
         if arguments.profile is not None:
             raise ConfigError("held_out", True, "fits its own profiles: leave --profile out")
-        return held_out_profiles(
-            runs, model, hardware.name, "bfloat16", arguments.tensor_parallel_size
-        )
+        dtype = said_dtype(runs[0].log.header) or "bfloat16"
+        _check_logs(runs, target_of(model, hardware.name, dtype, tp, ""))
+        return held_out_profiles(runs, model, hardware.name, dtype, tp)
     if arguments.profile is None:
-        found = find_profile(model, hardware, arguments.tensor_parallel_size)
-        if found is None:
+        profile = find_profile(model, hardware, tp)
+        if profile is None:
             raise ConfigError(
                 "profile", None, f"no shipped profile is for {model.name} on {hardware.name}"
             )
-        return [found for _ in runs]
-    profile = load_profile(arguments.profile)
-    profile.check_fits(model, hardware, arguments.tensor_parallel_size)
+    else:
+        profile = load_profile(arguments.profile)
+        profile.check_fits(model, hardware, tp)
+    _check_logs(runs, profile.target)
     return [profile for _ in runs]
+
+
+def _check_logs(runs: Sequence[RecordedRun], target: Target) -> None:
+    for run in runs:
+        check_log(run.log.header, run.path, target)
 
 
 def _parser() -> VerbParser:
