@@ -32,7 +32,7 @@ from sim.workloads.servegen import ServeGenOptions, is_servegen, read_servegen
 from sim.workloads.table import Workload
 
 # Fields of a deployment that are no options of a command line.
-_NOT_OPTIONS = ("roofline",)
+_NOT_OPTIONS = ("roofline", "found_wanting")
 _DETAILS = {
     "model": f"or a config.json, or one of {', '.join(MODELS)}",
     "hardware": f"one of {', '.join(HARDWARE)}",

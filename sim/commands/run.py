@@ -12,8 +12,10 @@ from pathlib import Path
 from engine.arguments.parser import VerbParser
 from engine.core.errors import InputError
 from engine.steplog.api import StepLogWriter
+from engine.steplog.output_folder import OutputFolder
 from sim.commands.counters import Counter
 from sim.commands.options import add_options, deployment_of, load_workload, run_options_of
+from sim.cost.calibrated import OutOfRange
 from sim.metrics.run_summary import RunIntervals
 from sim.metrics.summary import parse_goodput
 from sim.report.run_report import LATENCY_COLUMNS, fact_rows, latency_rows, warnings_of
@@ -64,14 +66,32 @@ def run_of(arguments: argparse.Namespace, shown: bool = False) -> Run:
     parts = build(deployment, arguments.seed)
     workload = load_workload(arguments)
     plan = RunPlan(workload, deployment, options, slos_ms, arguments.seed)
+    try:
+        return _carried_out(arguments, plan, parts, output, shown)
+    except OutOfRange as error:
+        if deployment.cost != "auto":
+            raise
+        # `auto` promised a model that does: the next one, with what spoke against this one.
+        wanting = (*deployment.found_wanting, (error.kind, error.reason))
+        plan = replace(plan, deployment=replace(deployment, found_wanting=wanting))
+        return _carried_out(arguments, plan, build(plan.deployment, plan.seed), output, shown)
+
+
+def _carried_out(
+    arguments: argparse.Namespace,
+    plan: RunPlan,
+    parts: Parts,
+    output: OutputFolder | None,
+    shown: bool,
+) -> Run:
+    """The run with its intervals, its files written if there is a folder for them."""
     intervals = _intervals_of(arguments, plan, shown)
     if output is None:
-        run = _simulated(plan, parts, None, intervals, shown)
-    else:
-        with output:
-            with StepLogWriter(output.path / STEP_LOG, log_header(plan, parts)) as log:
-                run = _simulated(plan, parts, log, intervals, shown)
-            write_outputs(run, output.path, arguments.perfetto)
+        return _simulated(plan, parts, None, intervals, shown)
+    with output:
+        with StepLogWriter(output.path / STEP_LOG, log_header(plan, parts)) as log:
+            run = _simulated(plan, parts, log, intervals, shown)
+        write_outputs(run, output.path, arguments.perfetto)
     return run
 
 
@@ -85,11 +105,11 @@ def _simulated(
     """The run, with a counter for people."""
     counter = Counter(len(plan.workload), "requests", shown)
     try:
-        run = run_plan(plan, parts, log, counter if counter.shown else None, intervals)
+        return run_plan(plan, parts, log, counter if counter.shown else None, intervals)
     except OverflowError:
         raise InputError("the run does not end within 292 simulated years") from None
-    counter.end()
-    return run
+    finally:
+        counter.end()
 
 
 def _intervals_of(arguments: argparse.Namespace, plan: RunPlan, shown: bool) -> RunIntervals | None:

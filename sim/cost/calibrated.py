@@ -41,6 +41,19 @@ class _Rows:
     above_floor: bool  # the prediction is above the limit whatever the context
 
 
+class OutOfRange(InputError):
+    """A run left the range of its cost model, of the kind `kind`; `reason` says it in few words."""
+
+    def __init__(self, message: str, kind: str, reason: str) -> None:
+        # SimPy raises errors of its processes anew from their arguments.
+        super().__init__(message, kind, reason)
+        self.kind = kind
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class CalibratedCost:
     """Step times of a profile; one object per server, since it remembers recent prefill.
 
@@ -147,10 +160,12 @@ class CalibratedCost:
     def _refuse_above(self, limit: float) -> None:
         if self.num_extrapolated > limit * self.num_steps:
             share = self.num_extrapolated / self.num_steps
-            raise InputError(
+            raise OutOfRange(
                 f"cost=calibrated: {share:.1%} of {self.num_steps:,} steps lie outside the range"
                 f" that {self.profile.path or 'the profile'} was calibrated in (up to"
-                f" {self._range_text()}); at most {MAX_OUTSIDE:.0%} are allowed, use cost=roofline"
+                f" {self._range_text()}); at most {MAX_OUTSIDE:.0%} are allowed, use cost=roofline",
+                self.name,
+                f"{share:.0%} of {self.num_steps:,} steps outside its range",
             )
 
     def describe(self) -> dict[str, object]:

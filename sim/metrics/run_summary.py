@@ -153,6 +153,15 @@ class RunIntervals:
 
 
 @dataclass(frozen=True, slots=True)
+class CostTrust:
+    """How far off the kind of cost model was measured to be, and why `auto` took no better one."""
+
+    kind: str
+    error_class: str
+    passed_over: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class SimFigures:
     """What `vllm bench serve` does not know."""
 
@@ -171,6 +180,7 @@ class SimFigures:
     stable: bool
     provenance: Provenance
     intervals: RunIntervals | None = None
+    trust: CostTrust | None = None
 
     def to_json(self) -> Json:
         """The `sim` part of summary.json."""
@@ -192,6 +202,8 @@ class SimFigures:
         }
         if self.intervals is not None:
             document["intervals"] = asdict(self.intervals)
+        if self.trust is not None:
+            document["trust"] = asdict(self.trust)
         return document
 
 

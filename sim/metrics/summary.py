@@ -17,6 +17,7 @@ from sim.metrics.result import RunResult
 from sim.metrics.run_summary import (
     PERCENTILES,
     CacheUse,
+    CostTrust,
     Efficiency,
     Latency,
     LoadFigures,
@@ -117,6 +118,7 @@ class RunFacts:
     num_extrapolated_steps: int
     provenance: Provenance
     intervals: RunIntervals | None = None
+    trust: CostTrust | None = None
 
 
 def summarize(result: RunResult, facts: RunFacts) -> RunSummary:
@@ -187,6 +189,7 @@ def _sim_figures(result: RunResult, times: Sequence[RequestTimes], facts: RunFac
         stable=stable,
         provenance=facts.provenance,
         intervals=facts.intervals,
+        trust=facts.trust,
     )
 
 

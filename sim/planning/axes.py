@@ -16,7 +16,14 @@ from sim.specs.models import model_named
 
 # Servers of a fleet are simulated apart, so that they can share no experts, and a step is planned
 # when the one before it has ended. The router and the number of copies are those of the fleet.
-_NO_AXES = ("roofline", "expert_parallel", "async_scheduling", "router", "replicas")
+_NO_AXES = (
+    "roofline",
+    "found_wanting",
+    "expert_parallel",
+    "async_scheduling",
+    "router",
+    "replicas",
+)
 DEPLOYMENT_AXES = tuple(field.name for field in fields(Deployment) if field.name not in _NO_AXES)
 AXES = (*DEPLOYMENT_AXES, "router", "replicas", "fleet")
 Fleets = dict[str, tuple[GroupSpec, ...]]

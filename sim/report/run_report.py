@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from sim.metrics.result import RunResult
-from sim.metrics.run_summary import RunSummary
+from sim.metrics.run_summary import CostTrust, RunSummary
 from sim.metrics.summary import NS_PER_MS, NS_PER_S, RequestTimes, request_times
 from sim.report.page import figures, page
 from sim.report.svg import Series, line_chart
@@ -44,6 +44,7 @@ def fact_rows(summary: RunSummary) -> list[list[str]]:
     sim = summary.sim
     rows = [
         ["cost model", cost_text(sim.provenance.cost)],
+        *_trust_rows(sim.trust),
         ["requests completed", f"{number(summary.completed)} of {number(sim.requests.total)}"],
         ["simulated time", f"{number(summary.duration)} s"],
         ["request throughput", f"{number(summary.request_throughput)} req/s"],
@@ -65,6 +66,14 @@ def fact_rows(summary: RunSummary) -> list[list[str]]:
         ["MFU / MBU of busy time", _pair(efficiency.mfu, efficiency.mbu)],
     ]  # fmt: skip
     return rows
+
+
+def _trust_rows(trust: CostTrust | None) -> list[list[str]]:
+    """How far off the cost model was measured to be, and why `auto` took no better one."""
+    if trust is None:
+        return []
+    rows = [["its error on other runs", trust.error_class]]
+    return rows + [[f"not {kind}", why] for kind, why in trust.passed_over.items()]
 
 
 def cost_text(cost: Mapping[str, Any]) -> str:

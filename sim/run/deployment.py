@@ -19,6 +19,8 @@ from sim.cost.physics import Physics
 from sim.cost.profile import Profile, find_profile, load_profile
 from sim.cost.roofline import RooflineCost, RooflineOptions, load_roofline
 from sim.cost.simple import ConstantCost, ExponentialCost, ReplayCost, TableCost
+from sim.metrics.run_summary import CostTrust
+from sim.run.cost_choice import Asked, choose, error_class_of
 from sim.run.option_table import SIM_TABLE
 from sim.specs.hardware import Hardware, hardware_named
 from sim.specs.kv_pool import size_kv_pool
@@ -65,6 +67,8 @@ class Deployment:
     kv_cache_dtype: str = "auto"
     cost: str = "auto"
     roofline: RooflineOptions = field(default_factory=RooflineOptions)
+    # Kinds of cost models that a run has shown not to do here, each with the reason; for cost auto.
+    found_wanting: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ class Parts:
     kernel: KernelConfig
     physics: Physics
     costs: tuple[CostModel, ...]
+    trust: CostTrust
 
 
 def build(deployment: Deployment, seed: int) -> Parts:
@@ -92,8 +97,9 @@ def build(deployment: Deployment, seed: int) -> Parts:
     expert_ranks = _expert_ranks(deployment, model)
     kernel = _kernel_config(deployment, model, hardware, expert_ranks)
     physics = Physics(model, hardware, deployment.tp, expert_ranks)
-    costs = _costs(deployment, model, hardware, physics, seed)
-    return Parts(model, hardware, kernel, physics, costs)
+    trust = _choice(deployment, model, hardware)
+    costs = _costs(deployment, trust.kind, model, hardware, physics, seed)
+    return Parts(model, hardware, kernel, physics, costs, trust)
 
 
 def _check_options(deployment: Deployment) -> None:
@@ -172,22 +178,33 @@ def _kernel_config(
     return replace(checked, num_blocks=num_blocks, max_model_len=max_model_len)
 
 
-def _costs(
-    deployment: Deployment, model: ModelShape, hardware: Hardware, physics: Physics, seed: int
-) -> tuple[CostModel, ...]:
+def _choice(deployment: Deployment, model: ModelShape, hardware: Hardware) -> CostTrust:
+    """The kind of cost model: what `auto` takes, or what was asked for by name."""
     kind, _, argument = deployment.cost.partition(":")
-    if deployment.async_scheduling and kind in ("auto", "calibrated"):
-        if kind == "calibrated":
-            raise ConfigError(
-                "async_scheduling", True, "profiles are of engines without it; use cost=roofline"
-            )
-        kind = "roofline"
+    ep, overlapped = deployment.expert_parallel, deployment.async_scheduling
+    if deployment.cost == "auto":
+        asked = Asked(model, hardware, deployment.tp, ep, overlapped)
+        return choose(asked, dict(deployment.found_wanting))
+    if kind == "calibrated" and overlapped:
+        raise ConfigError(
+            "async_scheduling", True, "profiles are of engines without it; use cost=roofline"
+        )
+    return CostTrust(kind, error_class_of(kind, argument), {})
+
+
+def _costs(
+    deployment: Deployment,
+    kind: str,
+    model: ModelShape,
+    hardware: Hardware,
+    physics: Physics,
+    seed: int,
+) -> tuple[CostModel, ...]:
+    argument = deployment.cost.partition(":")[2]
     replicas = range(deployment.replicas)
-    if (kind == "auto" and not argument) or kind == "calibrated":
+    if kind == "calibrated" and not deployment.expert_parallel:
         profile = _profile(deployment, model, hardware, argument)
-        if profile is not None and not deployment.expert_parallel:
-            return tuple(CalibratedCost(profile, physics) for _ in replicas)
-        kind = "roofline"
+        return tuple(CalibratedCost(profile, physics) for _ in replicas)
     if kind == "roofline":
         options = load_roofline(Path(argument)) if argument else deployment.roofline
         ranks = physics.expert_ranks
@@ -211,16 +228,14 @@ def _costs(
     raise ConfigError("cost", deployment.cost, f"must be {COST_HELP}{hint}")
 
 
-def _profile(
-    deployment: Deployment, model: ModelShape, hardware: Hardware, path: str
-) -> Profile | None:
-    """The named profile, or the shipped one that fits; None where `auto` finds none."""
+def _profile(deployment: Deployment, model: ModelShape, hardware: Hardware, path: str) -> Profile:
+    """The named profile, or the shipped one that fits."""
     if path:
         profile = load_profile(path)
         profile.check_fits(model, hardware, deployment.tp)
         return profile
     found = find_profile(model, hardware, deployment.tp)
-    if found is None and deployment.cost == "calibrated":
+    if found is None:
         raise ConfigError(
             "cost",
             deployment.cost,

@@ -84,6 +84,7 @@ def run_plan(
         num_extrapolated(parts.costs),
         provenance(plan, parts),
         intervals,
+        parts.trust,
     )
     return Run(result, summarize(result, facts), parts)
 
@@ -91,7 +92,7 @@ def run_plan(
 def provenance(plan: RunPlan, parts: Parts) -> Provenance:
     """What decided the figures of a run of these parts."""
     deployment = asdict(plan.deployment)
-    del deployment["roofline"], deployment["cost"]
+    del deployment["roofline"], deployment["cost"], deployment["found_wanting"]
     for option in ("expert_parallel", "async_scheduling", "watermark_blocks"):
         if not deployment[option]:
             del deployment[option]
