@@ -67,6 +67,43 @@ def test_a_bad_study_is_refused_by_key_path(tmp_path, old, new, complaint):
     assert str(caught.value).startswith(str(tmp_path / "study.yaml"))
 
 
+def test_an_axis_has_every_name_of_its_option(tmp_path):
+    text = GOOD.replace("max_num_seqs: [8, 16]", "{}: {}")
+    for name, value, axis in (
+        ("tensor_parallel_size", 2, "tp"),
+        ("data_parallel_size", 3, "replicas"),
+        ("num_gpu_blocks_override", 900, "num_kv_blocks"),
+        ("enable_prefix_caching", False, "prefix_caching"),
+        ("scheduling_policy", "prefill_first", "policy"),
+        ("watermark_blocks", 5, "watermark_blocks"),
+    ):
+        shown = str(value).lower()
+        study = read_study(study_file(tmp_path, text.replace("{}: {}", f"{name}: {shown}")))
+        assert study.axes[axis] == (value,)
+    twice = GOOD.replace("max_num_seqs", "tp: 1, tensor_parallel_size")
+    with pytest.raises(InputError, match=r"space\.tensor_parallel_size=.* another name of tp"):
+        read_study(study_file(tmp_path, twice))
+
+
+@pytest.mark.parametrize(
+    ("workload", "complaint"),
+    [
+        ("generator: poisson, turns: 3", "workload.turns=3: belongs to sessions"),
+        ("generator: poisson, burstiness: 2", "belongs to arrivals of a gamma process"),
+        ("generator: sessions, turns: 3, think_s: -1", "workload.think_s=-1: must be at least 0"),
+        ("generator: poisson, prompt: 4, prompt_len: 5", "another name of prompt"),
+        ("trace: t.csv, burstiness: 2", "belongs to arrivals of a gamma process"),
+        ("trace: t.csv, window_start_s: 2", "workload.window_start_s=2: belongs to"),
+    ],
+)
+def test_a_key_that_would_have_no_effect_is_refused(tmp_path, workload, complaint):
+    (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,9,9\n1,9,9\n")
+    text = GOOD.replace("generator: poisson, prompt: 64, output: 16", workload)
+    with pytest.raises(InputError, match=r"study\.yaml") as caught:
+        read_study(study_file(tmp_path, text))
+    assert complaint in str(caught.value)
+
+
 def test_a_trace_that_does_not_exist_is_named(tmp_path, capsys):
     text = GOOD.replace("generator: poisson, prompt: 64, output: 16", "trace: no.csv")
     assert main(["sim", "plan", str(study_file(tmp_path, text))]) == 2
