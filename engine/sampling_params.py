@@ -23,6 +23,8 @@ class SamplingParams:
     their last bits with the shape of the batch (docs/numerics.md), which can turn a close draw.
     `stop` holds strings that are cut from the text; `stop_token_ids` end the output and stay in
     `token_ids`. Before `min_tokens` outputs no stop rule counts and the stop ids cannot be drawn.
+    `logprobs` and `prompt_logprobs` ask for that many of the likeliest tokens at each place, and
+    the token that stands there; with the latter the prompt is computed whole, without prefix hits.
 
     Raises:
         ConfigError: a value is impossible.
@@ -39,6 +41,7 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -72,8 +75,9 @@ class SamplingParams:
             raise ConfigError("min_tokens", self.min_tokens, limit)
         if self.seed is not None:
             require_int("seed", self.seed, -(2**63), 2**63 - 1)
-        if self.logprobs is not None:
-            require_int("logprobs", self.logprobs, 0, 20)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                require_int(name, getattr(self, name), 0, 20)
 
     def _normalise_stops(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -115,9 +119,10 @@ class RequestSampling:
 
     @property
     def is_special(self) -> bool:
-        """True if temperature and seed alone do not decide every token."""
+        """True if more is asked for than tokens that temperature and seed decide."""
         params = self.params
-        return params.filters_tokens or params.logprobs is not None or self.bans_tokens
+        asks = params.logprobs is not None or params.prompt_logprobs is not None
+        return asks or params.filters_tokens or self.bans_tokens
 
     @property
     def bans_tokens(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.core.plan import StepOutcome, StepPlan
+from engine.core.request import RequestId
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +20,18 @@ class StepLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptRows:
+    """A part of a prompt whose log probabilities a step gave: `count` tokens from `first` on."""
+
+    request_id: RequestId
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class CommittedStep:
     """One step after its commit; tokens and logprobs are in the order of `plan.sampled_ids`,
-    voided entries included."""
+    voided entries included. `prompt_logprobs` has a row per token of `prompt_rows`."""
 
     plan: StepPlan
     token_ids: Sequence[int]
@@ -33,3 +43,5 @@ class CommittedStep:
     device_ns: int | None
     graph_bucket: int | None
     logprobs: StepLogprobs | None = None
+    prompt_rows: tuple[PromptRows, ...] = ()
+    prompt_logprobs: StepLogprobs | None = None

@@ -42,6 +42,9 @@ class LiveRequest:
         self.logprobs: list[dict[int, Logprob]] | None = None
         if params.logprobs is not None:
             self.logprobs = []
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        if params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None] * len(prompt.token_ids)
         self._error: str | None = None
         self._tokenizer = tokenizer if params.detokenize else None
         self._context: tuple[int, ...] = ()
@@ -71,6 +74,11 @@ class LiveRequest:
             max(1, max_model_len - len(prompt)) if params.max_tokens is None else params.max_tokens,
             stop_token_ids=self.sampling.stop_token_ids,
             min_tokens=params.min_tokens,
+            # Prompt tokens that are found in the cache would not be computed. Its own blocks it
+            # may find again after a preemption, since their tokens were computed then.
+            extra_keys=(("prompt_logprobs", str(self.request_id)),)
+            if params.prompt_logprobs is not None
+            else (),
         )
 
     def take_token(self, token_id: int) -> bool:
@@ -163,5 +171,11 @@ class LiveRequest:
     def _output(self, output: CompletionOutput, *, finished: bool) -> RequestOutput:
         prompt = self.prompt
         return RequestOutput(
-            self.request_id, prompt.text, prompt.token_ids, [output], finished, self.metrics
+            self.request_id,
+            prompt.text,
+            prompt.token_ids,
+            [output],
+            finished,
+            self.metrics,
+            self.prompt_logprobs,
         )

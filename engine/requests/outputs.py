@@ -73,7 +73,11 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A request's prompt with what was generated for it so far."""
+    """A request's prompt with what was generated for it so far.
+
+    `prompt_logprobs` holds one dict per prompt token, the token itself included; the first is None,
+    as are those that are not computed yet.
+    """
 
     request_id: RequestId
     prompt: str | None
@@ -81,6 +85,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
 def _span_ms(start_ns: int, end_ns: int | None) -> float | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from engine.core.plan import Finished, StepPlan
 from engine.core.request import RequestId
-from engine.requests.committed_step import CommittedStep, StepLogprobs
+from engine.requests.committed_step import CommittedStep, PromptRows, StepLogprobs
 from engine.requests.live import LiveRequest
 from engine.requests.outputs import Logprob, RequestOutput
 from engine.sampling_params import RequestSampling
@@ -83,6 +83,8 @@ class RequestRegistry:
                 request.metrics.first_token_ns = end_ns
         if step.logprobs is not None:
             self._record_logprobs(step, step.logprobs)
+        if step.prompt_logprobs is not None:
+            self._record_prompt_logprobs(step.prompt_rows, step.prompt_logprobs)
         for finished in step.outcome.finished:
             self.finish(finished, end_ns)
 
@@ -155,11 +157,24 @@ class RequestRegistry:
             request = self._running.get(request_id)
             if request is None or request.logprobs is None or request.params.logprobs is None:
                 continue
-            count = request.params.logprobs
-            best = zip(columns.top_ids[row][:count], columns.top_logprobs[row], strict=False)
-            entry = {
-                token_id: Logprob(value, rank) for rank, (token_id, value) in enumerate(best, 1)
-            }
-            token_id = step.token_ids[row]
-            entry.setdefault(token_id, Logprob(columns.sampled[row], columns.ranks[row]))
+            entry = _entry(columns, row, step.token_ids[row], request.params.logprobs)
             request.logprobs.append(entry)
+
+    def _record_prompt_logprobs(self, parts: Sequence[PromptRows], columns: StepLogprobs) -> None:
+        row = 0
+        for part in parts:
+            request = self._running.get(part.request_id)
+            for place in range(part.first, part.first + part.count):
+                if request is not None and request.prompt_logprobs is not None:
+                    token_id = request.prompt.token_ids[place]
+                    count = request.params.prompt_logprobs or 0
+                    request.prompt_logprobs[place] = _entry(columns, row, token_id, count)
+                row += 1
+
+
+def _entry(columns: StepLogprobs, row: int, token_id: int, count: int) -> dict[int, Logprob]:
+    """The likeliest tokens of a row, and the token that stands there."""
+    best = zip(columns.top_ids[row][:count], columns.top_logprobs[row], strict=False)
+    entry = {name: Logprob(value, rank) for rank, (name, value) in enumerate(best, 1)}
+    entry.setdefault(token_id, Logprob(columns.sampled[row], columns.ranks[row]))
+    return entry

@@ -64,7 +64,9 @@ class StepBuilder:
             new_slots=new_slots,
             chunks=tuple(self._chunk(chunk) for chunk in plan.chunks),
         )
-        return self._with_special_sampling(plan, command) if self._special else command
+        if not self._special:
+            return command
+        return _with_prompt_logprobs(self._with_special_sampling(plan, command), self._most(plan))
 
     def _admit(self, request_id: RequestId) -> SlotParams:
         slot = self._slots[request_id] = self._free_slots.pop()
@@ -111,7 +113,23 @@ class StepBuilder:
 
     def _chunk(self, chunk: Chunk) -> ChunkCommand:
         slot = self._slots[chunk.request_id]
-        return ChunkCommand(slot, chunk.first_position, chunk.token_ids, chunk.samples)
+        targets = array("q")
+        if chunk.request_id in self._special:
+            targets = self._prompt_targets(chunk)
+        return ChunkCommand(slot, chunk.first_position, chunk.token_ids, chunk.samples, targets)
+
+    def _prompt_targets(self, chunk: Chunk) -> array[int]:
+        """The prompt's tokens behind the chunk's, if somebody asks for their log probabilities."""
+        if self._special[chunk.request_id].params.prompt_logprobs is None:
+            return array("q")
+        start, stop = chunk.first_position + 1, chunk.first_position + chunk.num_tokens + 1
+        stop = min(stop, len(chunk.prompt))
+        return chunk.prompt.tokens(start, stop) if start < stop else array("q")
+
+    def _most(self, plan: StepPlan) -> int:
+        """The most log probabilities per prompt token that a chunk's request asks for."""
+        asked = [self._special[c.request_id] for c in plan.chunks if c.request_id in self._special]
+        return max([item.params.prompt_logprobs or 0 for item in asked], default=0)
 
     def _with_special_sampling(self, plan: StepPlan, command: StepCommand) -> StepCommand:
         needs_filters = False
@@ -131,6 +149,12 @@ class StepBuilder:
         return replace(
             command, needs_filters=needs_filters, num_logprobs=num_logprobs, banned=tuple(banned)
         )
+
+
+def _with_prompt_logprobs(command: StepCommand, most: int) -> StepCommand:
+    if not any(chunk.prompt_targets for chunk in command.chunks):
+        return command
+    return replace(command, num_prompt_logprobs=most)
 
 
 def _sampled_rows(plan: StepPlan) -> Iterable[tuple[RequestId, int]]:

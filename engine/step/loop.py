@@ -22,12 +22,12 @@ from engine.core.errors import LockstepError
 from engine.core.plan import Finished, StepPlan
 from engine.core.request import Request, RequestId
 from engine.core.scheduler import Scheduler
-from engine.requests.committed_step import CommittedStep, StepLogprobs
+from engine.requests.committed_step import CommittedStep, PromptRows, StepLogprobs
 from engine.requests.live import LiveRequest
 from engine.requests.registry import RequestRegistry
 from engine.step.builder import StepBuilder, batch_order
 from engine.step.log import EngineLog
-from engine.worker.command import StepResult
+from engine.worker.command import StepCommand, StepResult
 from engine.worker.executor import Executor
 from engine.worker.graphs import bucket_for
 from engine.worker.kv_cache import table_width
@@ -48,6 +48,7 @@ class _OpenStep:
     host_ns: int
     open_plans: int
     bucket: int | None
+    prompt_rows: tuple[PromptRows, ...] = ()
 
 
 class StepLoop:
@@ -143,6 +144,8 @@ class StepLoop:
             step = _OpenStep(plan, False, begin_ns, 0, len(self._open), None)
             self._open.append(step)
             command = self._builder.build(plan)
+            if command.num_prompt_logprobs is not None:
+                step.prompt_rows = _prompt_rows(plan, command)
             self._is_torn = False
             if plan.num_entries:
                 if self._graph_sizes and not plan.chunks:
@@ -181,6 +184,8 @@ class StepLoop:
             device_ns=None if result is None else result.device_time_ns,
             graph_bucket=step.bucket,
             logprobs=logprobs,
+            prompt_rows=step.prompt_rows,
+            prompt_logprobs=None if result is None else result.prompt_logprobs,
         )
         self.requests.record(committed)
         self._log.is_behind = True
@@ -265,6 +270,13 @@ class _Guard:
         if kind is not None:
             self._loop.undo(error)
         self._is_busy = False
+
+
+def _prompt_rows(plan: StepPlan, command: StepCommand) -> tuple[PromptRows, ...]:
+    return tuple(
+        PromptRows(chunk.request_id, chunk.first_position + 1, len(sent.prompt_targets))
+        for chunk, sent in zip(plan.chunks, command.chunks, strict=True)
+    )
 
 
 def _words(error: BaseException) -> str:

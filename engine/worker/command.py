@@ -8,7 +8,7 @@ a runner needs no knowledge of requests.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.requests.committed_step import StepLogprobs
 
@@ -27,12 +27,17 @@ class SlotParams:
 
 @dataclass(frozen=True, slots=True)
 class ChunkCommand:
-    """A part of a prompt; if it `samples`, its last row yields the slot's next token."""
+    """A part of a prompt; if it `samples`, its last row yields the slot's next token.
+
+    `prompt_targets` are the prompt's tokens behind each of its first rows whose log probability
+    is asked for.
+    """
 
     slot: int
     first_position: int
     token_ids: array[int]
     samples: bool
+    prompt_targets: array[int] = field(default_factory=lambda: array("q"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,7 @@ class StepCommand:
     needs_filters: bool = False
     num_logprobs: int | None = None
     banned: tuple[BannedTokens, ...] = ()
+    num_prompt_logprobs: int | None = None
 
     @property
     def num_samples(self) -> int:
@@ -86,9 +92,11 @@ class StepResult:
     """What a step gave, in sampled-row order (decodes first, then chunks that sample).
 
     `device_time_ns` is None where the device cannot time itself. The logprob columns hold, per
-    row, the sampled token's logprob and rank and the best `num_logprobs` tokens.
+    row, the sampled token's logprob and rank and the best `num_logprobs` tokens; the prompt's hold
+    the same per target of the chunks.
     """
 
     token_ids: array[int]
     device_time_ns: int | None = None
     logprobs: StepLogprobs | None = None
+    prompt_logprobs: StepLogprobs | None = None

@@ -33,6 +33,7 @@ from engine.worker.graphs import (
 from engine.worker.info import RunnerInfo
 from engine.worker.inputs import mixed_step_inputs
 from engine.worker.kv_cache import allocate_pool, table_width
+from engine.worker.prompt_logprobs import prompt_logprobs
 from engine.worker.row_sampler import RowSampler, to_step_logprobs
 from engine.worker.startup import LoadedModel, MemoryPlan, load_model, plan_memory
 
@@ -54,6 +55,7 @@ class _Launched:
     num_samples: int
     tokens: Tensor  # int64 on the host; valid once the step is over
     logprobs: Logprobs | None
+    prompt_logprobs: Logprobs | None
     started: torch.cuda.Event | None
     ended: torch.cuda.Event | None
     host_time_ns: int
@@ -112,7 +114,10 @@ class ModelRunner:
         with torch.inference_mode():
             self.state.apply(command)
             num_samples = command.num_samples
-            if command.chunks:
+            prompt = None
+            if command.num_prompt_logprobs is not None:
+                prompt = self._run_chunks_eagerly(command)
+            elif command.chunks:
                 self._run_chunks(command)
             else:
                 self._run_decode(command.num_decodes)
@@ -121,7 +126,9 @@ class ModelRunner:
         if ended is not None:
             ended.record()
         elapsed_ns = time.perf_counter_ns() - started_ns
-        self._launched.append(_Launched(num_samples, tokens, logprobs, started, ended, elapsed_ns))
+        self._launched.append(
+            _Launched(num_samples, tokens, logprobs, prompt, started, ended, elapsed_ns)
+        )
 
     def collect(self) -> StepResult:
         """Waits for the oldest step and returns its tokens."""
@@ -132,7 +139,8 @@ class ModelRunner:
             device_time_ns = int(step.started.elapsed_time(step.ended) * 1e6)
         token_ids = array("q", step.tokens[: step.num_samples].numpy().tobytes())
         logprobs = None if step.logprobs is None else to_step_logprobs(step.logprobs)
-        return StepResult(token_ids, device_time_ns, logprobs)
+        prompt = None if step.prompt_logprobs is None else to_step_logprobs(step.prompt_logprobs)
+        return StepResult(token_ids, device_time_ns, logprobs, prompt)
 
     def drop_steps(self) -> None:
         """Forgets the steps under way, after waiting for what the device still does."""
@@ -188,10 +196,16 @@ class ModelRunner:
             else:
                 self._model_on_prompts(size, command.num_decodes)
             return
+        self._run_chunks_eagerly(command)
+
+    def _run_chunks_eagerly(self, command: StepCommand) -> Logprobs | None:
         inputs = mixed_step_inputs(command, self.state, self.max_model_len)
         hidden = self.model(inputs.input_ids, inputs.positions, self.kv_caches, inputs.meta)
         num_samples = command.num_samples
         torch.index_select(hidden, 0, inputs.sampled_rows, out=self.hidden[:num_samples])
+        if command.num_prompt_logprobs is None:
+            return None
+        return prompt_logprobs(self.model, hidden, command, self.state, self.max_rows)
 
     def _model_on_prompts(self, size: int, num_decodes: int = 0) -> None:
         """The model over a padded step with chunks; works on persistent buffers only."""

@@ -19,9 +19,9 @@ from engine.worker.command import (
     StepResult,
 )
 
-_HEAD = struct.Struct("<qiiiiiii")
+_HEAD = struct.Struct("<qiiiiiiii")
 _SLOT = struct.Struct("<ididdq")
-_CHUNK = struct.Struct("<iqi?")
+_CHUNK = struct.Struct("<iqi?i")
 _BANNED = struct.Struct("<ii")
 _NO_LOGPROBS = -1
 
@@ -40,6 +40,7 @@ def encode_command(command: StepCommand) -> bytes:
             len(command.chunks),
             len(command.banned),
             logprobs * 2 + command.needs_filters,
+            _NO_LOGPROBS if command.num_prompt_logprobs is None else command.num_prompt_logprobs,
         )
     ]
     if command.decode_slots is not None and command.decode_positions is not None:
@@ -49,8 +50,9 @@ def encode_command(command: StepCommand) -> bytes:
         parts.append(_SLOT.pack(p.slot, p.temperature, p.top_k, p.top_p, p.min_p, p.seed))
     for chunk in command.chunks:
         length = len(chunk.token_ids)
-        parts.append(_CHUNK.pack(chunk.slot, chunk.first_position, length, chunk.samples))
-        parts.append(chunk.token_ids.tobytes())
+        targets = chunk.prompt_targets
+        numbers = (chunk.slot, chunk.first_position, length, chunk.samples, len(targets))
+        parts += [_CHUNK.pack(*numbers), chunk.token_ids.tobytes(), targets.tobytes()]
     for ban in command.banned:
         parts.append(_BANNED.pack(ban.row, len(ban.token_ids)))
         parts.append(ban.token_ids.tobytes())
@@ -60,17 +62,18 @@ def encode_command(command: StepCommand) -> bytes:
 def decode_command(message: bytes) -> StepCommand:
     """The command that `encode_command` wrote."""
     reader = _Reader(message)
-    step, num_decodes, num_rows, num_table, num_slots, num_chunks, num_banned, flags = (
-        reader.unpack(_HEAD)
-    )
+    head = reader.unpack(_HEAD)
+    step, num_decodes, num_rows, num_table, num_slots, num_chunks, num_banned = head[:7]
+    flags, prompt_logprobs = head[7:]
     decode_slots = reader.ids(num_rows) if num_rows >= 0 else None
     decode_positions = reader.ids(num_rows) if num_rows >= 0 else None
     table_index, table_blocks = reader.ids(num_table), reader.ids(num_table)
     new_slots = tuple(SlotParams(*reader.unpack(_SLOT)) for _ in range(num_slots))
     chunks = []
     for _ in range(num_chunks):
-        slot, first_position, length, samples = reader.unpack(_CHUNK)
-        chunks.append(ChunkCommand(slot, first_position, reader.ids(length), samples))
+        slot, first_position, length, samples, num_targets = reader.unpack(_CHUNK)
+        ids, targets = reader.ids(length), reader.ids(num_targets)
+        chunks.append(ChunkCommand(slot, first_position, ids, samples, targets))
     banned = []
     for _ in range(num_banned):
         row, length = reader.unpack(_BANNED)
@@ -88,6 +91,7 @@ def decode_command(message: bytes) -> StepCommand:
         needs_filters=bool(flags & 1),
         num_logprobs=None if logprobs == _NO_LOGPROBS else logprobs,
         banned=tuple(banned),
+        num_prompt_logprobs=None if prompt_logprobs == _NO_LOGPROBS else prompt_logprobs,
     )
 
 
@@ -98,11 +102,9 @@ _NO_TIME = -1
 def encode_result(result: StepResult) -> bytes:
     """The bytes of a result."""
     details = b""
-    if result.logprobs is not None:
-        columns = result.logprobs
-        details = json.dumps(
-            [columns.sampled, columns.ranks, columns.top_ids, columns.top_logprobs]
-        ).encode()
+    if result.logprobs is not None or result.prompt_logprobs is not None:
+        both = [_columns(result.logprobs), _columns(result.prompt_logprobs)]
+        details = json.dumps(both).encode()
     time_ns = _NO_TIME if result.device_time_ns is None else result.device_time_ns
     head = _RESULT.pack(time_ns, len(result.token_ids), len(details))
     return head + result.token_ids.tobytes() + details
@@ -113,10 +115,17 @@ def decode_result(message: bytes) -> StepResult:
     reader = _Reader(message)
     time_ns, num_tokens, num_details = reader.unpack(_RESULT)
     token_ids = reader.ids(num_tokens)
-    logprobs = None
+    both = [None, None]
     if num_details:
-        logprobs = StepLogprobs(*json.loads(message[len(message) - num_details :]))
-    return StepResult(token_ids, None if time_ns == _NO_TIME else time_ns, logprobs)
+        both = json.loads(message[len(message) - num_details :])
+    logprobs, prompt = (None if columns is None else StepLogprobs(*columns) for columns in both)
+    return StepResult(token_ids, None if time_ns == _NO_TIME else time_ns, logprobs, prompt)
+
+
+def _columns(logprobs: StepLogprobs | None) -> list[object] | None:
+    if logprobs is None:
+        return None
+    return [logprobs.sampled, logprobs.ranks, logprobs.top_ids, logprobs.top_logprobs]
 
 
 class _Reader:

@@ -46,12 +46,19 @@ def random_command(rng, prompt_len=20):
             for _ in range(rng.randrange(3))
         ),
         chunks=tuple(
-            ChunkCommand(rng.randrange(256), rng.randrange(99), ids(prompt_len), rng.random() < 0.5)
+            ChunkCommand(
+                rng.randrange(256),
+                rng.randrange(99),
+                ids(prompt_len),
+                rng.random() < 0.5,
+                ids(rng.choice([0, 3])),
+            )
             for _ in range(rng.randrange(3))
         ),
         needs_filters=rng.random() < 0.5,
         num_logprobs=rng.choice([None, 0, 5]),
         banned=tuple(BannedTokens(rng.randrange(256), ids(2)) for _ in range(rng.randrange(3))),
+        num_prompt_logprobs=rng.choice([None, 0, 7]),
     )
 
 
@@ -76,6 +83,8 @@ def test_results_survive_the_wire():
         StepResult(tokens),
         StepResult(tokens, 123456789),
         StepResult(tokens, 5, logprobs),
+        StepResult(tokens, 5, None, logprobs),
+        StepResult(tokens, None, logprobs, logprobs),
         StepResult(array("q")),
     ):
         assert decode_result(encode_result(result)) == result
