@@ -59,9 +59,11 @@ def test_random_runs(folder, requests, tmp_path, seed):
         policy=rng.choice(["mixed", "prefill_first"]),
         enable_prefix_caching=rng.random() < 0.7,
         async_scheduling=rng.random() < 0.5,
-        long_prefill_token_threshold=rng.choice([0, 0, 6]),
         step_log=str(log),
     )
+    threshold = rng.choice([0, 0, 6])
+    if options["policy"] == "mixed":
+        options["long_prefill_token_threshold"] = threshold
     chosen = rng.sample(requests, NUM_REQUESTS)
     expected, aborted, outputs = {}, set(), []
     with start(folder, **options) as llm:
