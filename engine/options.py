@@ -15,6 +15,7 @@ from engine.hub.folders import is_hub_id, model_folder
 
 # The ranks of one engine are processes of one host.
 MOST_RANKS = 8
+_KV_DTYPES = ("auto", "fp8", "fp8_e4m3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,9 @@ class EngineOptions:
     """Everything a user can set about one engine; what is None is derived from the model.
 
     `num_kvcache_blocks` overrides the sizing of the KV pool, `kv_cache_memory_bytes` replaces the
-    measured budget by a fixed one (per rank). `step_log` is the path of the JSON-lines log.
+    measured budget by a fixed one (per rank). `quantization="fp8"` quantises a 16-bit checkpoint
+    while loading; one that is stored in 8-bit floats runs as it is. `kv_cache_dtype="fp8"` halves
+    the KV cache. `step_log` is the path of the JSON-lines log.
     `debug` audits the kernel's state whenever a step has ended and none is under way.
 
     Raises:
@@ -35,6 +38,8 @@ class EngineOptions:
     expert_parallel: bool = False
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
     load_format: str = "safetensors"
     attention_backend: str = "auto"
     max_model_len: int | None = None
@@ -84,6 +89,12 @@ class EngineOptions:
         if self.tensor_parallel_size > MOST_RANKS:
             limit = f"must be at most {MOST_RANKS}, the GPUs of one host"
             raise ConfigError("tensor_parallel_size", self.tensor_parallel_size, limit)
+        if self.kv_cache_dtype not in _KV_DTYPES:
+            limit = f"the engine takes {', '.join(_KV_DTYPES)}; the others can only be simulated"
+            raise ConfigError("kv_cache_dtype", self.kv_cache_dtype, limit)
+        if self.kv_cache_dtype not in _KV_DTYPES:
+            known = f"the engine takes {', '.join(_KV_DTYPES)}; the others can be simulated"
+            raise ConfigError("kv_cache_dtype", self.kv_cache_dtype, known)
         if not Path(self.model).is_dir():
             raise ConfigError("model", self.model, "must be a folder in Hugging Face format")
 

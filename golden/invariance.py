@@ -106,7 +106,10 @@ class Matrix:
         workload: Workload,
         dtype: torch.dtype,
         device: str,
+        **changes: object,
     ) -> None:
+        """`changes` are engine options that hold in every cell."""
+        self._changes = changes
         self._folder, self._reference, self._workload = folder, reference, workload
         self._dtype, self._device = dtype, device
         self._base: Tensor | None = None
@@ -117,6 +120,15 @@ class Matrix:
         with self._start(cell, eager) as runner:
             observed = self._serve(runner, cell)
             return self._judge(runner, cell, observed)
+
+    def target_logits(self, cell: Cell) -> tuple[Tensor, list[int], list[str]]:
+        """(logits of the target where they were last computed, their positions, what is unmet)."""
+        with self._start(cell, eager=True) as runner:
+            target = self._serve(runner, cell)[TARGET]
+            rows = target.latest()
+            positions = sorted(rows)
+            logits = runner.logits(target.hidden())[[rows[p] for p in positions]]
+            return logits.clone(), positions, self._unmet(target.events, cell)
 
     def _start(self, cell: Cell, eager: bool) -> ForcedRunner:
         config = self._kernel_config(cell)
@@ -133,6 +145,7 @@ class Matrix:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             enable_prefix_caching=config.enable_prefix_caching,
+            **self._changes,
         )
         return ForcedRunner(options, device=self._device)
 

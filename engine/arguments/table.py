@@ -13,6 +13,11 @@ from engine.core.config import LIMITS, POLICY_NAMES
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEVICES = ("auto", "cpu", "cuda")
 ATTENTION_BACKENDS = ("auto", "torch", "triton", "flash_attn")
+QUANTIZATIONS = ("fp8",)
+KV_CACHE_DTYPES = (
+    *("auto", "bfloat16", "float16", "float32"),
+    *("fp8", "fp8_e4m3", "fp8_e5m2"),
+)
 LOAD_FORMATS = ("safetensors", "dummy")
 LARGEST_SEED = 2**63 - 1
 
@@ -94,6 +99,14 @@ DEPLOYMENT = (
 ENGINE = (
     Option(name="device", kind=str, choices=DEVICES, help="where the model runs"),
     Option(name="dtype", kind=str, choices=DTYPES, help="dtype of weights, activations and KV"),
+    Option(
+        name="quantization", kind=str, choices=QUANTIZATIONS, may_be_none=True,
+        help="quantise the checkpoint's 16-bit matrices while loading",
+    ),
+    Option(
+        name="kv_cache_dtype", kind=str, choices=KV_CACHE_DTYPES, metavar="D",
+        help="dtype of the KV cache: auto is what the model asks for, else its dtype",
+    ),
     Option(
         name="load_format", kind=str, choices=LOAD_FORMATS,
         help="the checkpoint's weights, or random ones",

@@ -20,15 +20,24 @@ BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
 
 
 def select_backend(
-    name: str, head_dim: int, block_size: int, dtype: torch.dtype, device: torch.device | str
+    name: str,
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    kv_dtype: torch.dtype | None = None,
 ) -> AttentionBackend:
-    """The backend called `name`, checked against the sizes; "auto" takes the first that fits."""
+    """The backend called `name`, checked against the sizes; "auto" takes the first that fits.
+
+    `kv_dtype` is that of the KV cache, if it is not `dtype`.
+    """
     device = torch.device(device)
     if name == "auto":
         for make in BACKENDS.values():
             backend = make()
             try:
                 backend.check(head_dim, block_size, dtype, device)
+                _check_kv_dtype(backend, kv_dtype)
             except ConfigError:
                 continue
             return backend
@@ -36,4 +45,11 @@ def select_backend(
         raise ConfigError("attention_backend", name, f"must be auto or one of {list(BACKENDS)}")
     backend = BACKENDS[name]()
     backend.check(head_dim, block_size, dtype, device)
+    _check_kv_dtype(backend, kv_dtype)
     return backend
+
+
+def _check_kv_dtype(backend: AttentionBackend, kv_dtype: torch.dtype | None) -> None:
+    if kv_dtype is not None and kv_dtype.itemsize == 1 and backend.name == "flash_attn":
+        text = "the backend flash_attn reads no 8-bit floats; take triton or torch"
+        raise ConfigError("kv_cache_dtype", "fp8", text)

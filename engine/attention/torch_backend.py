@@ -8,6 +8,23 @@ from torch.nn import functional
 
 from engine.attention.base import AttentionMetadata
 
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+
+
+def to_stored(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` in the cache's dtype; 8-bit floats have no infinity, so what is too large is cut."""
+    if dtype != FP8:
+        return x.to(dtype)
+    return x.float().clamp(-FP8_MAX, FP8_MAX).to(FP8)
+
+
+def _gathered(cache: Tensor, blocks: Tensor) -> Tensor:
+    """Blocks of a cache in float32; torch cannot index 8-bit floats."""
+    if cache.dtype != FP8:
+        return cache[blocks].float()
+    return cache.view(torch.uint8)[blocks].view(FP8).float()
+
 
 def store_kv(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
     """Write k, v [T, Hkv, D] to their slots of `kv_cache`; rows with slot -1 are not written."""
@@ -18,9 +35,12 @@ def store_kv(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> No
     slots = torch.where(valid, slot_mapping, slot_mapping.index_select(0, first)).clamp(min=0)
     mask = valid[:, None, None]
     for new, cache in ((k, kv_cache[0]), (v, kv_cache[1])):
+        stored = to_stored(new, cache.dtype)
+        if cache.dtype == FP8:
+            stored, cache = stored.view(torch.uint8), cache.view(torch.uint8)
         flat = cache.flatten(0, 1)
-        value = torch.where(mask, new, new.index_select(0, first))
-        flat.index_copy_(0, slots, torch.where(valid.any(), value, flat[:1]).to(flat.dtype))
+        value = torch.where(mask, stored, stored.index_select(0, first))
+        flat.index_copy_(0, slots, torch.where(valid.any(), value, flat[:1]))
 
 
 class TorchAttention:
@@ -67,7 +87,7 @@ def _decode(q: Tensor, kv_cache: Tensor, meta: AttentionMetadata, scale: float) 
     tables = meta.decode_block_tables[:, :columns].long().clamp(min=0)
     num_rows, num_heads, head_dim = q.shape
     num_kv_heads = kv_cache.shape[3]
-    k, v = (cache[tables].flatten(1, 2).float() for cache in (kv_cache[0], kv_cache[1]))
+    k, v = (_gathered(cache, tables).flatten(1, 2) for cache in (kv_cache[0], kv_cache[1]))
     grouped = q.float().view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
     scores = torch.einsum("bhgd,bnhd->bhgn", grouped, k) * scale
     visible = torch.arange(k.shape[1], device=q.device)[None, :] < lens[:, None]  # [B, N]
@@ -92,7 +112,7 @@ def _chunks(
         rows = slice(bounds[i], bounds[i + 1])
         blocks = meta.chunk_block_tables[i, : -(-context // block_size)].long()
         k, v = (
-            cache[blocks].flatten(0, 1)[:context].float().transpose(0, 1)
+            _gathered(cache, blocks).flatten(0, 1)[:context].transpose(0, 1)
             for cache in (kv_cache[0], kv_cache[1])
         )
         queries = q[rows].float().transpose(0, 1)  # [Hq, n, D]

@@ -38,7 +38,10 @@ class DecodeTuning:
 
 @cache
 def default_tuning(head_dim: int, dtype: torch.dtype, num_sms: int) -> DecodeTuning:
-    """Tile sizes that keep about 100 KB of keys and values in flight per multiprocessor."""
+    """Tile sizes that keep about 100 KB of keys and values in flight per multiprocessor.
+
+    `dtype` is the cache's.
+    """
     wide = head_dim > 128 or dtype == torch.float32
     return DecodeTuning(
         block_n=32 if wide else 64,
@@ -113,6 +116,10 @@ def _decode_kernel(
     table = table_ptr + row * table_stride
     k_base = k_ptr + kv_head * D
     v_base = v_ptr + kv_head * D
+    kv_fp8: tl.constexpr = k_ptr.dtype.element_ty == tl.float8e4nv
+    if kv_fp8 and q.dtype == tl.bfloat16:
+        # 8-bit floats become float16 in one instruction, and are exact in it.
+        q = q.to(tl.float16)
 
     for start in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
         key = start + n
@@ -128,6 +135,8 @@ def _decode_kernel(
         k = tl.load(k_base + offset[None, :] + d[:, None], mask=k_mask, other=0.0)  # [D, N]
         v_mask = live[:, None] & (d < D)[None, :]
         v = tl.load(v_base + offset[:, None] + d[None, :], mask=v_mask, other=0.0)  # [N, D]
+        if kv_fp8:
+            k, v = k.to(q.dtype), v.to(q.dtype)
         score = tl.dot(q, k, input_precision=PRECISION) * scale_log2
         score = tl.where(live[None, :], score, float("-inf"))
         m_new = tl.maximum(m, tl.max(score, axis=1))
@@ -173,7 +182,7 @@ def paged_decode(
     assert q.is_contiguous()
     assert out.is_contiguous()
     if tuning is None:
-        tuning = default_tuning(head_dim, q.dtype, num_sms(q.device))
+        tuning = default_tuning(head_dim, kv_cache.dtype, num_sms(q.device))
     splits = num_splits(batch, num_kv_heads, max_context, tuning)
     part, lse = (out, out) if splits == 1 else new_parts(q, splits)
     _decode_kernel[(num_kv_heads, batch, splits)](

@@ -101,6 +101,8 @@ def _attend(
         else:
             k = tl.load(k_at, mask=(d < D)[:, None], other=0.0)
             v = tl.load(v_at, mask=(d < D)[None, :], other=0.0)
+        if k.dtype == tl.float8e4nv:
+            k, v = k.to(q.dtype), v.to(q.dtype)
         score = tl.dot(q, k, input_precision=PRECISION) * scale_log2
         if MASKED:
             score = tl.where(key[None, :] <= rows[:, None], score, float("-inf"))
@@ -170,6 +172,9 @@ def _prefill_kernel(
     mask = (m_offsets < num_queries)[:, None] & (d < D)[None, :]
     at = ((first_token + m_offsets).to(tl.int64) * num_heads + head)[:, None] * D + d[None, :]
     q = tl.load(q_ptr + at, mask=mask, other=0.0)
+    if k_ptr.dtype.element_ty == tl.float8e4nv and q.dtype == tl.bfloat16:
+        # 8-bit floats become float16 in one instruction, and are exact in it.
+        q = q.to(tl.float16)
 
     first_row = prefix + tile * BLOCK_M
     rows = first_row + tl.arange(0, BLOCK_M)

@@ -15,7 +15,16 @@ from engine.kernels.store_kv import check_cache_layout
 _HEADS_PER_PROGRAM = 8
 
 
-@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
+@triton.jit
+def _quantised(x, inverse_scale):
+    """8-bit floats have no infinity: what is too large is cut."""
+    return tl.clamp(x.to(tl.float32) * inverse_scale, -448.0, 448.0).to(tl.float8e4nv)
+
+
+@triton.jit(
+    do_not_specialize=["k_inverse_scale", "v_inverse_scale"],
+    do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"],
+)
 def _qkv_kernel(
     qkv_ptr,
     q_weight_ptr,
@@ -27,6 +36,8 @@ def _qkv_kernel(
     k_cache_ptr,
     v_cache_ptr,
     eps,
+    k_inverse_scale,
+    v_inverse_scale,
     HQ: tl.constexpr,
     HKV: tl.constexpr,
     D: tl.constexpr,
@@ -64,6 +75,11 @@ def _qkv_kernel(
     tl.store(q_target, rotated_first, mask=mask & is_q)
     tl.store(q_target + half, rotated_second, mask=mask & is_q)
     slot = tl.load(slots_ptr + token)
+    if k_cache_ptr.dtype.element_ty == tl.float8e4nv:
+        rotated_first = _quantised(rotated_first, k_inverse_scale)
+        rotated_second = _quantised(rotated_second, k_inverse_scale)
+        first_raw = _quantised(first_raw, v_inverse_scale)
+        second_raw = _quantised(second_raw, v_inverse_scale)
     if slot >= 0:
         is_k = (head >= HQ) & (head < HQ + HKV)
         k_target = k_cache_ptr + slot * HKV * D + (head - HQ) * D + d
@@ -84,10 +100,12 @@ def qk_norm_rope_store(
     positions: Tensor,
     kv_cache: Tensor,
     slot_mapping: Tensor,
+    kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> Tensor:
     """Rotated queries [T, Hq, D]; keys and values go to the slots of `slot_mapping` in `kv_cache`.
 
     `qkv` is [T, (Hq + 2 Hkv) D]. Without norm weights the heads are only rotated.
+    A cache of 8-bit floats holds keys and values divided by `kv_scales`.
     """
     num_kv_heads, head_dim = kv_cache.shape[3:]
     num_tokens, width = qkv.shape
@@ -111,6 +129,8 @@ def qk_norm_rope_store(
         kv_cache[0],
         kv_cache[1],
         eps,
+        1.0 / kv_scales[0],
+        1.0 / kv_scales[1],
         HQ=num_heads,
         HKV=num_kv_heads,
         D=head_dim,

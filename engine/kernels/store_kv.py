@@ -31,8 +31,13 @@ def _store_kernel(
     mask = offsets < SIZE
     k = tl.load(k_ptr + row * k_stride_t + offsets, mask=mask)
     v = tl.load(v_ptr + row * v_stride_t + offsets, mask=mask)
-    tl.store(k_cache_ptr + slot * SIZE + offsets, k, mask=mask)
-    tl.store(v_cache_ptr + slot * SIZE + offsets, v, mask=mask)
+    if k_cache_ptr.dtype.element_ty == tl.float8e4nv:
+        # 8-bit floats have no infinity: what is too large is cut.
+        k = tl.clamp(k.to(tl.float32), -448.0, 448.0)
+        v = tl.clamp(v.to(tl.float32), -448.0, 448.0)
+    kind = k_cache_ptr.dtype.element_ty
+    tl.store(k_cache_ptr + slot * SIZE + offsets, k.to(kind), mask=mask)
+    tl.store(v_cache_ptr + slot * SIZE + offsets, v.to(kind), mask=mask)
 
 
 def check_cache_layout(kv_cache: Tensor) -> None:

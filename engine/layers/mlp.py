@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from engine.distributed.group import TpGroup
+from engine.layers.fp8 import QuantisedRows
+from engine.layers.fp8_config import Fp8Config
 from engine.layers.linear import ColumnParallelLinear, RowParallelLinear, merged_parts
 from engine.layers.weights import WeightSlice
 
@@ -31,16 +33,24 @@ class SwiGLU(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         fused: bool,
+        fp8: Fp8Config | None = None,
     ) -> None:
         super().__init__()
-        self.fused = fused
+        self.fused, self.fp8 = fused, fp8
         parts = merged_parts(("gate_proj", "up_proj"), intermediate_size, group)
-        self.gate_up = ColumnParallelLinear(hidden_size, parts, bias, dtype, device)
-        self.down = RowParallelLinear(intermediate_size, hidden_size, bias, group, dtype, device)
+        self.gate_up = ColumnParallelLinear(hidden_size, parts, bias, dtype, device, fp8, fused)
+        self.down = RowParallelLinear(
+            intermediate_size, hidden_size, bias, group, dtype, device, fp8, fused
+        )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | QuantisedRows) -> Tensor:
         """The block's output [T, H], equal on every rank."""
         gate_up = self.gate_up(x)
+        if self.fused and self.fp8 is not None:
+            from engine.kernels.fp8_quantise import fused_silu_mul_quantise
+
+            values, scale = fused_silu_mul_quantise(gate_up, self.fp8.group)
+            return self.down(QuantisedRows(values, scale, gate_up.dtype))
         if self.fused:
             from engine.kernels.activation import fused_silu_mul
 

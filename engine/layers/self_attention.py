@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from engine.attention.base import AttentionBackend, AttentionMetadata
 from engine.distributed.group import TpGroup
+from engine.layers.fp8 import QuantisedRows
+from engine.layers.fp8_config import Fp8Config
 from engine.layers.linear import ColumnParallelLinear, RowParallelLinear, qkv_parts
 from engine.layers.norm import rms_norm
 from engine.layers.rope import apply_rope
@@ -41,16 +43,28 @@ class SelfAttention(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         fused: bool,
+        qkv_fp8: Fp8Config | None = None,
+        out_fp8: Fp8Config | None = None,
     ) -> None:
         super().__init__()
         self.shape, self.backend, self.fused = shape, backend, fused
         self.scale = shape.head_dim**-0.5
+        self.kv_scales = (1.0, 1.0)  # of a cache of 8-bit floats
         parts = qkv_parts(shape.num_heads, shape.num_kv_heads, shape.head_dim, group)
         self.num_heads = parts[0].rows.size // shape.head_dim
         self.num_kv_heads = parts[1].rows.size // shape.head_dim
-        self.qkv = ColumnParallelLinear(shape.hidden_size, parts, shape.qkv_bias, dtype, device)
+        self.qkv = ColumnParallelLinear(
+            shape.hidden_size, parts, shape.qkv_bias, dtype, device, qkv_fp8, fused
+        )
         self.out = RowParallelLinear(
-            shape.num_heads * shape.head_dim, shape.hidden_size, shape.o_bias, group, dtype, device
+            shape.num_heads * shape.head_dim,
+            shape.hidden_size,
+            shape.o_bias,
+            group,
+            dtype,
+            device,
+            out_fp8,
+            fused,
         )
         norm_size = (shape.head_dim,)
         self.q_norm = self.k_norm = None
@@ -60,7 +74,7 @@ class SelfAttention(nn.Module):
 
     def forward(
         self,
-        x: Tensor,
+        x: Tensor | QuantisedRows,
         positions: Tensor,
         cos_sin: Tensor,
         kv_cache: Tensor,
@@ -75,11 +89,16 @@ class SelfAttention(nn.Module):
 
             q = qk_norm_rope_store(
                 qkv, self.q_norm, self.k_norm, self.shape.eps, cos_sin, positions, kv_cache,
-                meta.slot_mapping,
+                meta.slot_mapping, self.kv_scales,
             )  # fmt: skip
         else:
             q, k, v = self._split(qkv, cos_sin[positions])
-        out = self.backend.forward(q, k, v, kv_cache, meta, self.scale)
+            if self.kv_scales != (1.0, 1.0):
+                k, v = k / self.kv_scales[0], v / self.kv_scales[1]
+        # The scale of the keys is part of the scores' scale, that of the values of the output's.
+        out = self.backend.forward(q, k, v, kv_cache, meta, self.scale * self.kv_scales[0])
+        if self.kv_scales[1] != 1.0:
+            out = out * self.kv_scales[1]
         return self.out(out.reshape(x.shape[0], -1))
 
     def _split(self, qkv: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from engine.attention.base import AttentionBackend
 from engine.core.errors import ConfigError
 from engine.distributed.group import TpGroup
+from engine.layers.fp8_config import ON_LOAD, QUANTIZATIONS, Fp8Config
 from engine.layers.moe_config import check_expert_split
 from engine.layers.sharding import check_tp_size
 from engine.models.config import DTYPES, ModelConfig
@@ -27,6 +28,13 @@ def resolve_dtype(option: str | torch.dtype, config: ModelConfig) -> torch.dtype
     return dtype
 
 
+def resolve_quantization(option: str | None, config: ModelConfig) -> Fp8Config | None:
+    """How matrices are kept: as the checkpoint stores them, or quantised if the option says so."""
+    if option is not None and option not in QUANTIZATIONS:
+        raise ConfigError("quantization", option, f"must be one of {', '.join(QUANTIZATIONS)}")
+    return ON_LOAD if config.fp8 is None and option == "fp8" else config.fp8
+
+
 def build_model(
     config: ModelConfig,
     group: TpGroup,
@@ -37,12 +45,14 @@ def build_model(
     max_position: int | None = None,
     fused: bool | None = None,
     expert_parallel: bool = False,
+    quantization: str | None = None,
 ) -> Decoder:
     """This rank's shard of the model, weights not yet loaded, in inference form.
 
     `max_position` bounds the rotary table (default: the model's limit). `fused` chooses the Triton
     kernels of the layers; by default they run on CUDA where Triton is installed. With
-    `expert_parallel` each rank holds whole experts instead of a part of each.
+    `expert_parallel` each rank holds whole experts instead of a part of each. `quantization`
+    quantises the matrices of a 16-bit checkpoint while loading.
     """
     check_tp_size(config, group.size)
     check_expert_split(config.moe, group.size, expert_parallel)
@@ -54,6 +64,14 @@ def build_model(
         fused = device.type == "cuda" and importlib.util.find_spec("triton") is not None
     with torch.no_grad():
         model = Decoder(
-            config, group, backend, dtype, device, fused, max_position or limit, expert_parallel
+            config,
+            group,
+            backend,
+            dtype,
+            device,
+            fused,
+            max_position or limit,
+            expert_parallel,
+            resolve_quantization(quantization, config),
         )
     return model.eval()

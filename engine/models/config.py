@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.core.errors import ConfigError
 from engine.errors import UnsupportedModel
+from engine.layers.fp8_config import Fp8Config, resolve_fp8
 from engine.layers.moe_config import MIXTRAL, QWEN2_MOE, QWEN_MOE, MoeConfig, MoeFamily, resolve_moe
 from engine.layers.rope_config import RopeConfig, resolve_rope
 
@@ -79,6 +80,7 @@ class ModelConfig:
     o_bias: bool
     mlp_bias: bool
     moe: MoeConfig | None  # None: every layer is dense
+    fp8: Fp8Config | None  # how the checkpoint stores its matrices; None: in 16 or 32 bits
     dtype: str  # the checkpoint's own
     eos_token_ids: tuple[int, ...]  # ascending union of every source
     bos_token_id: int | None
@@ -143,6 +145,7 @@ def resolve_model_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...])
         o_bias=attention_bias if family.o_bias is None else family.o_bias,
         mlp_bias=bool(raw.get("mlp_bias")) if family.mlp_bias is None else family.mlp_bias,
         moe=None if family.moe is None else resolve_moe(raw, family.moe, num_layers),
+        fp8=resolve_fp8(raw.get("quantization_config")),
         dtype=_dtype(raw),
         eos_token_ids=eos_token_ids,
         bos_token_id=bos[0] if bos else None,
@@ -161,8 +164,6 @@ def _architecture(raw: Mapping[str, Any]) -> str:
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     if raw.get("hidden_act", "silu") != "silu":
         raise UnsupportedModel(f"hidden_act={raw['hidden_act']!r} is not supported (only 'silu')")
-    if raw.get("quantization_config"):
-        raise UnsupportedModel("quantization_config is set, but quantised weights are unsupported")
 
 
 def _size(raw: Mapping[str, Any], key: str, default: int | None = None) -> int:

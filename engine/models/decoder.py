@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from engine.attention.base import AttentionBackend, AttentionMetadata
 from engine.distributed.group import TpGroup
 from engine.layers.embedding import OutputHead, VocabParallelEmbedding, VocabParallelWeight
+from engine.layers.fp8_config import Fp8Config, fp8_for
 from engine.layers.mlp import SwiGLU
 from engine.layers.moe import SparseMoe
 from engine.layers.norm import RMSNorm
 from engine.layers.rope import cos_sin_table
 from engine.layers.self_attention import AttentionShape, SelfAttention
 from engine.layers.sharding import Shard
-from engine.layers.weights import WeightSlice
+from engine.layers.weights import WeightSlice, kv_scale_names
 from engine.models.config import ModelConfig
 
 
@@ -32,10 +33,16 @@ class DecoderLayer(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         fused: bool,
-        is_sparse: bool = False,
+        index: int,
         expert_parallel: bool = False,
+        fp8: Fp8Config | None = None,
     ) -> None:
         super().__init__()
+        prefix = f"model.layers.{index}."
+
+        def stored(block: str, names: Sequence[str]) -> Fp8Config | None:
+            return fp8_for(fp8, [f"{prefix}{block}.{name}" for name in names])
+
         shape = AttentionShape(
             config.hidden_size,
             config.num_heads,
@@ -47,19 +54,28 @@ class DecoderLayer(nn.Module):
             config.rms_norm_eps,
         )
         norm = (config.hidden_size, config.rms_norm_eps, dtype, device, fused)
-        self.input_norm = RMSNorm(*norm)
-        self.attention = SelfAttention(shape, group, backend, dtype, device, fused)
-        self.post_norm = RMSNorm(*norm)
+        qkv = stored("self_attn", ("q_proj", "k_proj", "v_proj"))
+        out = stored("self_attn", ("o_proj",))
+        self.input_norm = RMSNorm(*norm, qkv)
+        self.attention = SelfAttention(shape, group, backend, dtype, device, fused, qkv, out)
         size = config.hidden_size
         self.mlp: SwiGLU | SparseMoe
-        if is_sparse:
-            assert config.moe is not None
-            self.mlp = SparseMoe(size, config.moe, group, dtype, device, fused, expert_parallel)
-            self.mlp_name = config.moe.family.block
+        moe = config.moe
+        dense = ("gate_proj", "up_proj", "down_proj")
+        if moe is not None and index in moe.sparse_layers:
+            self.mlp_name = moe.family.block
+            self.post_norm = RMSNorm(*norm)  # the router reads it too
+            names = [f"{e}.{part}" for e in range(moe.num_experts) for part in moe.family.parts]
+            experts = stored(f"{self.mlp_name}.experts", names)
+            shared = stored(f"{self.mlp_name}.shared_expert", dense)
+            self.mlp = SparseMoe(
+                size, moe, group, dtype, device, fused, expert_parallel, experts, shared
+            )
         else:
-            width = config.intermediate_size
-            self.mlp = SwiGLU(size, width, config.mlp_bias, group, dtype, device, fused)
             self.mlp_name = "mlp"
+            width, mlp = config.intermediate_size, stored("mlp", dense)
+            self.post_norm = RMSNorm(*norm, mlp)
+            self.mlp = SwiGLU(size, width, config.mlp_bias, group, dtype, device, fused, mlp)
 
     def forward(
         self,
@@ -72,12 +88,12 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """(output still to be added, residual stream); the first layer has no residual yet."""
         if residual is None:
-            residual, hidden = hidden, self.input_norm(hidden)
+            residual, normed = hidden, self.input_norm(hidden)
         else:
-            hidden, residual = self.input_norm.add(hidden, residual)
-        hidden = self.attention(hidden, positions, cos_sin, kv_cache, meta)
-        hidden, residual = self.post_norm.add(hidden, residual)
-        return self.mlp(hidden), residual
+            normed, residual = self.input_norm.add(hidden, residual)
+        hidden = self.attention(normed, positions, cos_sin, kv_cache, meta)
+        normed, residual = self.post_norm.add(hidden, residual)
+        return self.mlp(normed), residual
 
     def weight_slices(self, prefix: str) -> Iterator[WeightSlice]:
         """Slices of the layer, named as HF names them."""
@@ -116,15 +132,15 @@ class Decoder(nn.Module):
         fused: bool,
         max_position: int,
         expert_parallel: bool = False,
+        fp8: Fp8Config | None = None,
     ) -> None:
         super().__init__()
         self.config = config
         self.backend = backend
         vocab = (config.vocab_size, config.hidden_size, group, dtype, device)
         self.embedding = VocabParallelEmbedding(*vocab)
-        sparse = frozenset[int]() if config.moe is None else config.moe.sparse_layers
         self.layers = nn.ModuleList(
-            DecoderLayer(config, group, backend, dtype, device, fused, i in sparse, expert_parallel)
+            DecoderLayer(config, group, backend, dtype, device, fused, i, expert_parallel, fp8)
             for i in range(config.num_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device, fused)
@@ -155,7 +171,9 @@ class Decoder(nn.Module):
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             hidden, residual = layer(hidden, residual, positions, self.cos_sin, kv_cache, meta)
         assert residual is not None  # a model has at least one layer
-        return self.norm.add(hidden, residual)[0]
+        normed = self.norm.add(hidden, residual)[0]
+        assert isinstance(normed, Tensor)  # the last norm has no quantised reader
+        return normed
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits [R, vocab] for chosen rows of the hidden states, equal on every rank."""
@@ -180,9 +198,17 @@ class Decoder(nn.Module):
         if not self.config.tie_word_embeddings:
             yield from self.head.table.weight_slices("lm_head.")
 
+    def set_kv_scales(self, scales: Sequence[tuple[float, float]]) -> None:
+        """What keys and values of each layer are divided by in a cache of 8-bit floats."""
+        for layer, pair in zip(self.layers, scales, strict=True):
+            assert isinstance(layer, DecoderLayer)
+            layer.attention.kv_scales = pair
+
     def ignored_weights(self) -> frozenset[str]:
         """A tied head may be stored as well; old checkpoints store the rotary frequencies."""
         names = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(len(self.layers))}
+        # Read apart, and only where the KV cache holds 8-bit floats.
+        names.update(name for i in range(len(self.layers)) for name in kv_scale_names(i))
         if self.config.tie_word_embeddings:
             names.add("lm_head.weight")
         return frozenset(names)

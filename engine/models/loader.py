@@ -15,7 +15,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import WeightError
-from engine.layers.weights import HasWeights, WeightSlice
+from engine.layers.fp8 import FP8, FP8_MAX
+from engine.layers.weights import Fp8Slice, HasWeights, WeightSlice, kv_scale_names
 from engine.models.stacked_experts import StoredPlace, stored_places
 
 SINGLE_NAME = "model.safetensors"
@@ -24,6 +25,9 @@ INDEX_NAME = "model.safetensors.index.json"
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _ROWS_COMPARED = 8192
 _NAMES_SHOWN = 5
+# Integers, in the words of torch.
+_NAMES = {"BOOL": "bool", "U8": "uint8", **{f"I{n}": f"int{n}" for n in (8, 16, 32, 64)}}
+_DUMMY_FP8_STD = 64.0  # of what 8-bit matrices hold, before their scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +49,7 @@ def load_weights(model: HasWeights, folder: str | Path) -> LoadReport:
     """
     with ExitStack() as stack:
         checkpoint = _Checkpoint(Path(folder), stack)
-        slices = list(model.weight_slices())
-        places, missing = stored_places(slices, checkpoint.names)
-        skipped = _check_names(places, missing, model.ignored_weights(), checkpoint)
-        if _HEAD in skipped and _EMBEDDING in checkpoint.names:
-            checkpoint.check_tied_head()
-        for item in slices:
-            checkpoint.check_shape(places[item.name])
+        slices, places, skipped = _checked(model, checkpoint)
         for item in slices:
             checkpoint.copy(item, places[item.name])
         return LoadReport(
@@ -70,14 +68,30 @@ def init_dummy_weights(model: HasWeights, seed: int = 0, std: float = 0.02) -> N
     """
     for item in model.weight_slices():
         kind = weight_kind(item.name)
-        if kind == "norm":
+        if item.target.numel() == 0:
+            continue
+        if item.is_scale:
+            item.target.fill_(std / _DUMMY_FP8_STD)
+        elif item.target.dtype == FP8:
+            stored = isinstance(item, Fp8Slice)
+            item.put(_dummy_matrix(item, seed, _DUMMY_FP8_STD if stored else std))
+        elif kind == "norm":
             item.target.fill_(1.0)
         elif kind == "bias":
             item.target.zero_()
         else:
-            generator = torch.Generator(device=item.target.device)
-            generator.manual_seed(tensor_seed(seed, f"{item.name}@{item.start}"))
-            item.target.normal_(0.0, std, generator=generator)
+            item.target.normal_(0.0, std, generator=_generator(item, seed))
+
+
+def _generator(item: WeightSlice, seed: int) -> torch.Generator:
+    generator = torch.Generator(device=item.target.device)
+    return generator.manual_seed(tensor_seed(seed, f"{item.name}@{item.start}"))
+
+
+def _dummy_matrix(item: WeightSlice, seed: int, std: float) -> Tensor:
+    """What a checkpoint could hold for an 8-bit matrix."""
+    matrix = torch.empty(item.target.shape, dtype=torch.bfloat16, device=item.target.device)
+    return matrix.normal_(0.0, std, generator=_generator(item, seed)).clamp_(-FP8_MAX, FP8_MAX)
 
 
 def weight_kind(name: str) -> str:
@@ -92,6 +106,60 @@ def tensor_seed(seed: int, name: str) -> int:
     """A seed for one tensor that does not depend on the order of the tensors."""
     # 32 bits: torch's CPU generator ignores the higher ones.
     return zlib.crc32(f"{seed}/{name}".encode())
+
+
+def load_kv_scales(folder: str | Path, num_layers: int) -> list[tuple[float, float]]:
+    """Scales of keys and values by layer, 1 where the checkpoint holds none.
+
+    Raises:
+        WeightError: a scale is no positive number.
+    """
+    with ExitStack() as stack:
+        checkpoint = _Checkpoint(Path(folder), stack)
+        scales = []
+        for layer in range(num_layers):
+            names = kv_scale_names(layer)
+            half = len(names) // 2
+            k, v = (
+                next((checkpoint.number(name) for name in part if name in checkpoint.names), 1.0)
+                for part in (names[:half], names[half:])
+            )
+            scales.append((k, v))
+        return scales
+
+
+@torch.no_grad()
+def check_weights(model: HasWeights, folder: str | Path) -> None:
+    """Raise what `load_weights` would, from headers and scales alone.
+
+    The model may lie on the meta device, so a faulty checkpoint is refused before memory is taken.
+    """
+    with ExitStack() as stack:
+        checkpoint = _Checkpoint(Path(folder), stack)
+        _checked(model, checkpoint)
+
+
+def _checked(
+    model: HasWeights, checkpoint: _Checkpoint
+) -> tuple[list[WeightSlice], dict[str, StoredPlace], tuple[str, ...]]:
+    """All slices, their places, and the names that nothing takes; raises on any fault."""
+    slices = list(model.weight_slices())
+    places, missing = stored_places(slices, checkpoint.names)
+    skipped = _check_names(places, missing, model.ignored_weights(), checkpoint)
+    if _HEAD in skipped and _EMBEDDING in checkpoint.names:
+        checkpoint.check_tied_head()
+    _check_stored(slices, places, checkpoint)
+    return slices, places, skipped
+
+
+def _check_stored(
+    slices: Iterable[WeightSlice], places: Mapping[str, StoredPlace], checkpoint: _Checkpoint
+) -> None:
+    for item in slices:
+        checkpoint.check_form(item, places[item.name])
+    for item in slices:
+        if item.is_scale:
+            checkpoint.check_scale(places[item.name].name)
 
 
 def _check_names(
@@ -155,13 +223,38 @@ class _Checkpoint:
             raise WeightError(f"{path}: not a whole safetensors file: {error}") from None
         return self._handles[path]
 
-    def check_shape(self, place: StoredPlace) -> None:
+    def check_form(self, item: WeightSlice, place: StoredPlace) -> None:
+        """Shape and dtype, from the file's header."""
         path = self._files[place.name]
-        shape = tuple(self._handles[path].get_slice(place.name).get_shape())
-        if shape != place.shape:
+        stored = self._handles[path].get_slice(place.name)
+        shape, dtype = tuple(stored.get_shape()), str(stored.get_dtype())
+        fits = shape == place.shape if place.expert is not None else item.takes_shape(shape)
+        if not fits:
             raise WeightError(
                 f"{path}: {place.name} has shape {list(shape)}, the model needs {list(place.shape)}"
             )
+        if not item.takes_dtype(dtype):
+            raise WeightError(
+                f"{path}: {place.name} is stored as {_NAMES.get(dtype, dtype)}, not {item.wanted}"
+            )
+
+    def number(self, name: str) -> float:
+        """The value of a scale that is one number."""
+        self.check_scale(name)
+        value = self._handles[self._files[name]].get_tensor(name)
+        if value.numel() != 1:
+            raise WeightError(f"{self._files[name]}: {name} holds {value.numel()} numbers, not one")
+        return float(value)
+
+    def check_scale(self, name: str) -> None:
+        """The values of a scale: one that is no positive number makes no sense."""
+        path = self._files[name]
+        try:
+            scale = self._handles[path].get_tensor(name).float()
+        except (SafetensorError, OSError) as error:
+            raise WeightError(f"{path}: cannot read {name}: {error}") from None
+        if not bool((torch.isfinite(scale) & (scale > 0)).all()):
+            raise WeightError(f"{path}: {name} holds a scale that is not a positive number")
 
     def check_tied_head(self) -> None:
         head, embedding = (
@@ -186,13 +279,13 @@ class _Checkpoint:
             part = _read(self._handles[path].get_slice(place.name), item, place)
         except (SafetensorError, OSError) as error:
             raise WeightError(f"{path}: cannot read {place.name}: {error}") from None
-        if not part.is_floating_point():
-            raise WeightError(f"{path}: {place.name} is stored as {part.dtype}, not floating point")
-        item.target.copy_(part)
+        item.put(part)
 
 
 def _read(stored: Any, item: WeightSlice, place: StoredPlace) -> Tensor:  # noqa: ANN401
     """The slice's part of its stored tensor."""
+    if not item.full_shape:
+        return stored[...]
     if place.expert is None:
         kept = slice(item.start, item.stop)
         part: Tensor = stored[kept] if item.dim == 0 else stored[:, kept]

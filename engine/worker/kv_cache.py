@@ -25,7 +25,7 @@ class KvShape:
     block_size: int
     num_kv_heads: int  # of this rank
     head_dim: int
-    dtype_bytes: int
+    dtype_bytes: int  # of the KV cache, which may be smaller than the activations'
 
     @property
     def block_bytes(self) -> int:

@@ -82,7 +82,7 @@ class ModelRunner:
             block_size=options.block_size,
             device=device,
         )
-        self._pool = allocate_pool(plan.shape, plan.num_blocks, loaded.dtype, device)
+        self._pool = allocate_pool(plan.shape, plan.num_blocks, loaded.kv_dtype, device)
         self.kv_caches = [self._pool[:, layer] for layer in range(plan.shape.num_layers)]
         hidden_size = loaded.config.hidden_size
         self.hidden = torch.zeros(self.max_rows, hidden_size, dtype=loaded.dtype, device=device)

@@ -9,15 +9,21 @@ from functools import partial
 
 import torch
 
-from engine.attention.base import AttentionMetadata
+from engine.attention.base import AttentionBackend, AttentionMetadata
 from engine.attention.select import select_backend
 from engine.core.errors import ConfigError
 from engine.distributed.group import TpGroup
+from engine.layers.fp8 import FP8
 from engine.layers.sharding import kv_head_shard
 from engine.models.build import build_model, resolve_dtype
 from engine.models.config import ModelConfig, load_model_config
 from engine.models.decoder import Decoder
-from engine.models.loader import init_dummy_weights, load_weights
+from engine.models.loader import (
+    check_weights,
+    init_dummy_weights,
+    load_kv_scales,
+    load_weights,
+)
 from engine.options import EngineOptions
 from engine.worker.device import CPU_KV_CACHE_BYTES
 from engine.worker.graphs import (
@@ -50,6 +56,7 @@ class LoadedModel:
     config: ModelConfig
     model: Decoder
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     device: torch.device
     backend_name: str
     shape: KvShape
@@ -80,17 +87,12 @@ def load_model(options: EngineOptions, group: TpGroup, device: torch.device) -> 
     if options.max_model_len is not None and options.max_model_len > limit:
         raise ConfigError("max_model_len", options.max_model_len, config.length_limit)
     dtype = resolve_dtype(options.dtype, config)
+    kv_dtype = dtype if options.kv_cache_dtype == "auto" else FP8
     backend = select_backend(
-        options.attention_backend, config.head_dim, options.block_size, dtype, device
+        options.attention_backend, config.head_dim, options.block_size, dtype, device, kv_dtype
     )
     try:
-        model = build_model(
-            config, group, backend, dtype, device, expert_parallel=options.expert_parallel
-        )
-        if options.load_format == "dummy":
-            init_dummy_weights(model, options.seed)
-        else:
-            load_weights(model, options.model)
+        model = _build_and_fill(options, config, group, backend, dtype, device)
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(device)
         raise OutOfMemoryAtStart(
@@ -101,18 +103,50 @@ def load_model(options: EngineOptions, group: TpGroup, device: torch.device) -> 
         block_size=options.block_size,
         num_kv_heads=kv_head_shard(config.num_kv_heads, group.rank, group.size).size,
         head_dim=config.head_dim,
-        dtype_bytes=dtype.itemsize,
+        dtype_bytes=kv_dtype.itemsize,
     )
     return LoadedModel(
         config=config,
         model=model,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         device=device,
         backend_name=backend.name,
         shape=shape,
         model_limit=limit,
         load_s=time.perf_counter() - started,
     )
+
+
+def _build_and_fill(
+    options: EngineOptions,
+    config: ModelConfig,
+    group: TpGroup,
+    backend: AttentionBackend,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Decoder:
+    build = partial(
+        build_model,
+        config,
+        group,
+        backend,
+        dtype,
+        expert_parallel=options.expert_parallel,
+        quantization=options.quantization,
+    )
+    if options.load_format == "dummy":
+        model = build(device)
+        init_dummy_weights(model, options.seed)
+        return model
+    # A faulty checkpoint is refused before the device gives any memory.
+    check_weights(build("meta", max_position=1), options.model)
+    kv_scales = load_kv_scales(options.model, config.num_layers)
+    model = build(device)
+    load_weights(model, options.model)
+    if options.kv_cache_dtype != "auto":
+        model.set_kv_scales(kv_scales)
+    return model
 
 
 def plan_memory(
@@ -281,5 +315,5 @@ def warm_up_decode(options: EngineOptions, loaded: LoadedModel, num_rows: int) -
 def _one_block_caches(loaded: LoadedModel) -> list[torch.Tensor]:
     shape = loaded.shape
     dims = (2, 1, shape.block_size, shape.num_kv_heads, shape.head_dim)
-    cache = torch.zeros(dims, dtype=loaded.dtype, device=loaded.device)
+    cache = torch.zeros(dims, dtype=loaded.kv_dtype, device=loaded.device)
     return [cache] * shape.num_layers

@@ -84,8 +84,11 @@ def norm_results(place: Place) -> Iterator[CaseResult]:
         norm.weight.copy_(hf.weight)
         x, residual = normal((37, size), 2, place, 3.0), normal((37, size), 3, place, 3.0)
         before = x.clone(), residual.clone()
-        stats = three_way(norm(x), in_fp32(hf)(x.float()), hf(x), place.dtype)
+        alone = norm(x)
+        assert isinstance(alone, Tensor)
+        stats = three_way(alone, in_fp32(hf)(x.float()), hf(x), place.dtype)
         out, total = norm.add(x, residual)
+        assert isinstance(out, Tensor)
         problems = []
         if not torch.equal(total, before[0] + before[1]):
             problems.append("the residual is not x + residual exactly")

@@ -8,7 +8,6 @@ from engine.arguments import table
 from engine.arguments.option import Option, Table
 from sim.cluster.router import ROUTERS
 from sim.cluster.simulation import ON_OVERSIZE
-from sim.specs.models import KV_DTYPES
 from sim.workloads.arrivals import (
     LEAST_BURSTINESS,
     LEAST_RATE,
@@ -74,8 +73,6 @@ WORKLOAD = (
 )  # fmt: skip
 
 RUN = (
-    Option(name="kv_cache_dtype", kind=str, choices=("auto", *KV_DTYPES), metavar="D",
-           help="of the KV cache: auto is what the model asks for, else its dtype"),
     Option(name="router", kind=str, choices=tuple(ROUTERS), metavar="R",
            help=f"one of {', '.join(ROUTERS)}"),
     Option(name="intervals", kind=int, least=0, most=10_000,

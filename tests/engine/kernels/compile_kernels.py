@@ -18,6 +18,7 @@ POINTERS = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
     torch.float32: "*fp32",
+    torch.float8_e4m3fn: "*fp8e4nv",
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
@@ -58,13 +59,13 @@ def meta(*shape, dtype=torch.bfloat16):
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
-def compile_attention(heads, kv_heads, head_dim, page, dtype):
+def compile_attention(heads, kv_heads, head_dim, page, dtype, kv_dtype=None):
     from engine.kernels import paged_decode as decode
     from engine.kernels import paged_prefill as prefill
     from engine.kernels import store_kv as store
 
     decode.num_sms = prefill.num_sms = lambda device: 132
-    cache = meta(2, 4, 100, page, kv_heads, head_dim, dtype=dtype)[:, 1]
+    cache = meta(2, 4, 100, page, kv_heads, head_dim, dtype=kv_dtype or dtype)[:, 1]
     q = meta(256, heads, head_dim, dtype=dtype)
     table, ints = meta(256, 64, dtype=torch.int32), meta(256, dtype=torch.int32)
     longs = meta(256, dtype=torch.int64)
@@ -144,6 +145,28 @@ def compile_prompt_rows():
     lay_out_prompt_rows(words, *[slots] * 2, tables, *[slots] * 3, 256, 16, rows, 512, 256)
 
 
+def compile_fp8():
+    """Quantisation, products and KV writes in 8-bit floats, a scale per row and per block."""
+    from engine.kernels import fp8_product, fp8_quantise
+    from engine.kernels import qkv_rope as qkv
+
+    fp8, floats = torch.float8_e4m3fn, torch.float32
+    x = meta(256, 4096)
+    for group in (None, 128):
+        fp8_quantise.fused_quantise_rows(x, group)
+        fp8_quantise.fused_norm_quantise(x, x, meta(4096), 1e-6, group)
+        fp8_quantise.fused_silu_mul_quantise(meta(256, 24576), group)
+    w = meta(6144, 4096, dtype=fp8)
+    for rows in (1, 48, 256):
+        a = meta(rows, 4096, dtype=fp8)
+        for block, shapes in ((None, ((rows, 1), (6144,))), ((128, 128), ((rows, 32), (48, 32)))):
+            scales = (meta(*shape, dtype=floats) for shape in shapes)
+            fp8_product.triton_product(a, next(scales), w, next(scales), block, torch.bfloat16)
+    cache = meta(2, 100, 16, 8, 128, dtype=fp8)
+    table, longs = meta(4096, 128, dtype=floats), meta(256, dtype=torch.int64)
+    qkv.qk_norm_rope_store(x, meta(128), meta(128), 1e-6, table, longs, cache, longs, (0.5, 2.0))
+
+
 def compile_rows():
     from engine.kernels.decode_rows import fused_decode_rows
 
@@ -170,6 +193,13 @@ def compile_mixtures(dtype):
             down = meta(experts, hidden, width, dtype=dtype)
             shares = grouped_product(rows, down, order, top_k, weights, dtype)
         sum_shares(shares, chosen, 0, experts)
+        fp8, floats = torch.float8_e4m3fn, torch.float32
+        for block_m in (16, 32, 64, 128):
+            order = order_by_expert(chosen, 0, experts, block_m)
+            a, scale = meta(tokens, hidden, dtype=fp8), meta(tokens, hidden // 32, dtype=floats)
+            gate_up = meta(experts, 2 * width, hidden, dtype=fp8)
+            for block in (None, (32, 32)):
+                grouped_product(a, gate_up, order, top_k, None, dtype, scale, scale, block)
 
 
 if __name__ == "__main__":
@@ -181,6 +211,8 @@ if __name__ == "__main__":
     compile_prompt_rows()
     compile_few_rows(1, 16, 8, 128, 1024, torch.bfloat16)
     compile_few_rows(2, 9, 3, 64, 576, torch.bfloat16)
+    compile_attention(32, 8, 128, 16, torch.bfloat16, torch.float8_e4m3fn)
     compile_layers(torch.bfloat16)
+    compile_fp8()
     compile_rows()
     compile_mixtures(torch.bfloat16)

@@ -23,6 +23,8 @@ KERNELS = {
     "_top_k_kernel",
     "_order_kernel",
     "_grouped_kernel",
+    "_quantise_kernel",
+    "_fp8_product_kernel",
     "_sum_kernel",
     "_prompt_rows_kernel",
     "_worklist_kernel",

@@ -1,0 +1,154 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# ruff: noqa: ANN001, ANN202 (Triton gives its own meaning to annotations)
+"""Products of 8-bit activations and 8-bit matrices, scaled while or after they are summed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.sizes import cdiv, next_power_of_2
+
+# From so many rows on the library's product is the faster one, with a scale per row and column.
+LIBRARY_ROWS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTuning:
+    """Launch parameters of one product."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+@cache
+def default_tuning(rows: int, n: int) -> ProductTuning:
+    """Few rows are about reading the matrix: narrow tiles put it on every multiprocessor."""
+    if rows <= 16:
+        return ProductTuning(16, 32 if n <= 8192 else 64, 256, num_warps=4, num_stages=4)
+    if rows <= 64:
+        return ProductTuning(64, 64, 128, num_warps=4, num_stages=4)
+    return ProductTuning(128, 128, 128, num_warps=8, num_stages=4)
+
+
+@triton.jit
+def _fp8_product_kernel(
+    a_ptr,
+    w_ptr,
+    out_ptr,
+    a_scale_ptr,
+    w_scale_ptr,
+    num_rows,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    GROUP_N: tl.constexpr,
+    GROUP_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    BLOCKED: tl.constexpr,
+):
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k_offsets = tl.arange(0, BLOCK_K)
+    live, n_mask = m < num_rows, n < N
+    groups: tl.constexpr = K // GROUP_K
+    a_at = a_ptr + (m.to(tl.int64) * K)[:, None] + k_offsets[None, :]
+    w_at = w_ptr + (n.to(tl.int64) * K)[None, :] + k_offsets[:, None]
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        if K % BLOCK_K == 0:
+            a = tl.load(a_at + k, mask=live[:, None], other=0.0)
+            w = tl.load(w_at + k, mask=n_mask[None, :], other=0.0)
+        else:
+            k_mask = k + k_offsets < K
+            a = tl.load(a_at + k, mask=live[:, None] & k_mask[None, :], other=0.0)
+            w = tl.load(w_at + k, mask=n_mask[None, :] & k_mask[:, None], other=0.0)
+        if BLOCKED:
+            group = k // GROUP_K
+            a_scale = tl.load(a_scale_ptr + m * groups + group, mask=live, other=0.0)
+            w_scale = tl.load(w_scale_ptr + (n // GROUP_N) * groups + group, mask=n_mask, other=0.0)
+            acc += tl.dot(a, w) * a_scale[:, None] * w_scale[None, :]
+        else:
+            acc = tl.dot(a, w, acc)
+    if not BLOCKED:
+        a_scale = tl.load(a_scale_ptr + m, mask=live, other=0.0)
+        w_scale = tl.load(w_scale_ptr + n, mask=n_mask, other=0.0)
+        acc = acc * a_scale[:, None] * w_scale[None, :]
+    at = out_ptr + (m.to(tl.int64) * N)[:, None] + n[None, :]
+    tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=live[:, None] & n_mask[None, :])
+
+
+def triton_product(
+    a: Tensor,
+    a_scale: Tensor,
+    w: Tensor,
+    w_scale: Tensor,
+    block: tuple[int, int] | None,
+    dtype: torch.dtype,
+    tuning: ProductTuning | None = None,
+) -> Tensor:
+    """a @ w.T of 8-bit a [M, K] and w [N, K]; see `fp8_product` for the scales."""
+    rows, size = a.shape
+    n = w.shape[0]
+    out = torch.empty((rows, n), dtype=dtype, device=a.device)
+    if rows == 0:
+        return out
+    if tuning is None:
+        tuning = default_tuning(rows, n)
+    block_k = min(tuning.block_k, max(32, next_power_of_2(size)))
+    _fp8_product_kernel[(cdiv(n, tuning.block_n), cdiv(rows, tuning.block_m))](
+        a,
+        w,
+        out,
+        a_scale,
+        w_scale,
+        rows,
+        K=size,
+        N=n,
+        GROUP_N=1 if block is None else block[0],
+        GROUP_K=size if block is None else block[1],
+        BLOCK_M=tuning.block_m,
+        BLOCK_N=tuning.block_n,
+        BLOCK_K=block_k if block is None else min(block_k, block[1]),
+        STAGES=tuning.num_stages,
+        BLOCKED=block is not None,
+        num_warps=tuning.num_warps,
+    )
+    return out
+
+
+def library_product(
+    a: Tensor, a_scale: Tensor, w: Tensor, w_scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """The same by torch, with one scale per row and column."""
+    return torch._scaled_mm(
+        a, w.t(), scale_a=a_scale, scale_b=w_scale[None, :], out_dtype=dtype, use_fast_accum=True
+    )
+
+
+def fp8_product(
+    a: Tensor,
+    a_scale: Tensor,
+    w: Tensor,
+    w_scale: Tensor,
+    block: tuple[int, int] | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """a @ w.T by whichever way is faster for so many rows.
+
+    Without `block` the scales are [M, 1] and [N]; with it [M, K / block[1]] and one per block.
+    """
+    suits_library = block is None and dtype == torch.bfloat16 and a.is_cuda
+    if suits_library and a.shape[0] >= LIBRARY_ROWS and a.shape[1] % 16 == w.shape[0] % 16 == 0:
+        return library_product(a, a_scale, w, w_scale, dtype)
+    return triton_product(a, a_scale, w, w_scale, block, dtype)
