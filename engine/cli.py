@@ -40,6 +40,7 @@ VERBS: dict[str, Verb] = {
     "bench latency": Verb("engine.commands.bench_latency:main", "measure the latency of one batch"),
     "model smollm2": Verb("engine.commands.model_smollm2:main", "unpack SmolLM2 as a model folder"),
     "model show": Verb("sim.commands.model_show:main", "show what the simulator takes a model for"),
+    "trace show": Verb("sim.commands.trace_show:main", "show what the simulator takes a trace for"),
     "model random": Verb("engine.commands.model_random:main", "make a model of random weights"),
     "log diff": Verb("engine.commands.log:diff_main", "show the first decision two logs differ in"),
     "log expand": Verb("engine.commands.log:expand_main", "write a log step by step"),

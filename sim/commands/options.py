@@ -13,10 +13,12 @@ from sim.run.deployment import COST_HELP, Deployment, check_policy_has
 from sim.run.option_table import (
     ARCHIVE,
     GAMMA,
+    HASHED,
     IN_CHARACTERS,
-    PLAIN_HASHES,
     RUN,
     SIM_TABLE,
+    SYNTHETIC,
+    TEXTS,
     TIMED,
     UNTIMED,
     WITH_OUT,
@@ -27,9 +29,9 @@ from sim.specs.hardware import HARDWARE
 from sim.specs.models import MODELS
 from sim.workloads import lengths
 from sim.workloads.generators import generate, preset
-from sim.workloads.readers import TraceOptions, read_lengths, read_trace
+from sim.workloads.readers import TraceOptions, open_trace, read_lengths, read_trace
 from sim.workloads.servegen import ServeGenOptions, is_servegen, read_servegen
-from sim.workloads.table import Workload
+from sim.workloads.table import MAX_TOKENS, Workload
 
 # Fields of a deployment that are no options of a command line.
 _NOT_OPTIONS = ("roofline", "found_wanting")
@@ -45,10 +47,7 @@ _DETAILS = {
 _DEFAULTS: dict[str, object] = {
     "rate_scale": 1.0,
     "arrival": "poisson",
-    "chars_per_token": 4,
-    "hash_block_tokens": 16,
-    "window_start": 0,
-    "window_length": 600,
+    "on_bad_row": "leave-out",
     "seed": 0,
     "intervals": 0,
     "on_oversize": "reject",
@@ -63,6 +62,7 @@ def add_options(parser: VerbParser) -> None:
     for option in WORKLOAD:
         _add(parser, option.name, source if option.name in ("trace", "workload") else workload)
     _add(parser, "output_len", workload)
+    parser.option("tokenizer", group=workload, detail="for a trace of texts")
     add_deployment_options(parser)
     run = parser.add_argument_group("run and output")
     _add(parser, "seed", run)
@@ -124,9 +124,12 @@ def load_workload(arguments: argparse.Namespace) -> Workload:
         ConfigError: an option has an impossible value, or was written and means nothing here.
         InputError: the trace is wrong.
     """
-    check_applies(
-        arguments, [*(option.name for option in WORKLOAD), "output_len"], _situations(arguments)
-    )
+    situations = _situations(arguments)
+    check_applies(arguments, [*(option.name for option in WORKLOAD), "output_len"], situations)
+    for name, places in (("output_len", (SYNTHETIC, TEXTS)), ("tokenizer", (TEXTS,))):
+        option = replace(SIM_TABLE[name], belongs_to=places)
+        if getattr(arguments, name) is not None:
+            option.check_belongs(getattr(arguments, name), situations)
     if arguments.workload is not None:
         workload = _synthetic(arguments)
     elif is_servegen(arguments.trace):
@@ -138,6 +141,12 @@ def load_workload(arguments: argparse.Namespace) -> Workload:
     return workload
 
 
+def reading_notes(workload: Workload) -> list[str]:
+    """What somebody should know about how a trace was read, each once."""
+    left_out = [f"{count:,} rows left out: {why}" for why, count in workload.left_out.items()]
+    return [*left_out, *workload.notes]
+
+
 def _situations(arguments: argparse.Namespace) -> list[str]:
     """What the workload is, as far as options depend on it; a trace's first row tells."""
     if arguments.workload is not None:
@@ -145,20 +154,13 @@ def _situations(arguments: argparse.Namespace) -> list[str]:
     name = arguments.trace.name
     if is_servegen(arguments.trace):
         return [name, ARCHIVE]
-    options = TraceOptions(num_requests=1, hash_block_tokens=arguments.hash_block_tokens)
-    try:
-        first, found = read_trace(arguments.trace, options), [name, TIMED]
-    except ConfigError as error:
-        if error.option != "rate":
-            raise
-        # Without times it cannot be read without a rate.
-        first, found = read_trace(arguments.trace, replace(options, rate=1.0)), [name, UNTIMED]
-    if UNTIMED in found and arguments.arrival == "gamma":
+    opened = open_trace(arguments.trace, arguments.hash_block_tokens)
+    found = [name, TIMED if opened.timed else UNTIMED]
+    if not opened.timed and arguments.arrival == "gamma":
         found.append(GAMMA)
-    if "chars_per_token" in first.parameters:
-        found.append(IN_CHARACTERS)
-    if first.parameters.get("format") == "plain" and first.hashed is not None:
-        found.append(PLAIN_HASHES)
+    found += [IN_CHARACTERS] if opened.format.chars else []
+    found += [TEXTS] if opened.format.text else []
+    found += [HASHED] if opened.block_units else []
     return found
 
 
@@ -186,14 +188,30 @@ def _trace_options(arguments: argparse.Namespace) -> TraceOptions:
         burstiness=1.0 if arguments.burstiness is None else arguments.burstiness,
         seed=arguments.seed,
         chars_per_token=arguments.chars_per_token,
+        tokenizer=arguments.tokenizer,
         hash_block_tokens=arguments.hash_block_tokens,
+        output_tokens=answer_length(arguments.output_len),
+        window_start_s=arguments.window_start or 0,
+        window_length_s=arguments.window_length,
+        on_bad_row=arguments.on_bad_row,
     )
+
+
+def answer_length(text: str | None) -> int | None:
+    """The length of answers that a trace of prompts lacks.
+
+    Raises:
+        ConfigError: not a number of tokens.
+    """
+    if text is None or (text.isdigit() and text.isascii() and 0 < int(text) < MAX_TOKENS):
+        return None if text is None else int(text)
+    raise ConfigError("output_len", text, "of a trace must be a number of tokens")
 
 
 def _servegen_options(arguments: argparse.Namespace) -> ServeGenOptions:
     return ServeGenOptions(
-        start_s=arguments.window_start,
-        duration_s=arguments.window_length,
+        start_s=arguments.window_start or 0,
+        duration_s=600 if arguments.window_length is None else arguments.window_length,
         seed=arguments.seed,
         num_requests=arguments.num_requests,
         rate=arguments.rate,

@@ -14,7 +14,13 @@ from engine.core.errors import InputError
 from engine.steplog.api import StepLogWriter
 from engine.steplog.output_folder import OutputFolder
 from sim.commands.counters import Counter
-from sim.commands.options import add_options, deployment_of, load_workload, run_options_of
+from sim.commands.options import (
+    add_options,
+    deployment_of,
+    load_workload,
+    reading_notes,
+    run_options_of,
+)
 from sim.cost.calibrated import OutOfRange
 from sim.metrics.run_summary import RunIntervals
 from sim.metrics.summary import parse_goodput
@@ -65,6 +71,8 @@ def run_of(arguments: argparse.Namespace, shown: bool = False) -> Run:
         output.check()
     parts = build(deployment, arguments.seed)
     workload = load_workload(arguments)
+    for line in reading_notes(workload):
+        print(f"note: {workload.name}: {line}", file=sys.stderr)
     plan = RunPlan(workload, deployment, options, slos_ms, arguments.seed)
     try:
         return _carried_out(arguments, plan, parts, output, shown)

@@ -20,7 +20,7 @@ from sim.workloads.arrivals import draw_arrivals
 from sim.workloads.generators import generate, preset
 from sim.workloads.readers import TraceOptions, read_lengths, read_trace
 from sim.workloads.servegen import ServeGenOptions, is_servegen, read_servegen
-from sim.workloads.table import HashedPrefixes, Workload
+from sim.workloads.table import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,7 @@ class Source:
             parameters=dict(base.parameters),
         )
         if base.hashed is not None:
-            first, last = indices[0], indices[-1]
-            offsets = base.hashed.offsets[first : last + 2]
-            drawn.hashed = HashedPrefixes(base.hashed.block_tokens, base.hashed.ids, offsets)
+            drawn.hashed = base.hashed.from_row(indices[0], indices[-1])
         return drawn
 
     def _gaps(self, base: Workload, rows: np.ndarray, seed: int) -> list[int]:
@@ -155,6 +153,10 @@ def load_source(spec: WorkloadSpec) -> Source:
         # Arrival times that a trace lacks are drawn later, for each run.
         rate = None if spec.arrivals == "trace" else 1.0
         base = read_trace(spec.trace, TraceOptions(num_requests=spec.num_requests, rate=rate))
+        if base.next_row is not None or base.texts is not None:
+            raise InputError(
+                f"{spec.trace}: holds texts or turns that wait; no study draws from those"
+            )
     return Source(spec, base, _digest(spec.trace))
 
 

@@ -27,7 +27,8 @@ TIMED = "a trace with arrival times"
 UNTIMED = "a trace without arrival times"
 ARCHIVE = "a ServeGen archive"
 IN_CHARACTERS = "a trace whose lengths are characters"
-PLAIN_HASHES = "a plain trace with hash ids"
+TEXTS = "a trace of texts"
+HASHED = "a trace with hash ids"
 WITH_OUT = "a run with --out"
 WITH_REPLICATES = "a validation with --replicates"
 
@@ -62,14 +63,17 @@ WORKLOAD = (
            help="turns of a session, as --output-len"),
     Option(name="shared_prefix", kind=int, least=0, most=10_000_000, belongs_to=(SESSIONS,),
            help="tokens that open the prompt of every session"),
-    Option(name="chars_per_token", kind=int, least=1, belongs_to=(IN_CHARACTERS,),
-           help="for traces whose lengths are characters"),
-    Option(name="hash_block_tokens", kind=int, least=1, belongs_to=(PLAIN_HASHES,),
-           help="block size of the hash ids of a plain trace"),
-    Option(name="window_start", kind=int, least=0, metavar="S", belongs_to=(ARCHIVE,),
-           aliases=("window_start_s",), help="first second of a ServeGen archive"),
-    Option(name="window_length", kind=int, least=1, metavar="S", belongs_to=(ARCHIVE,),
-           aliases=("window_length_s",), help="seconds of a ServeGen archive"),
+    Option(name="chars_per_token", kind=int, least=1, belongs_to=(IN_CHARACTERS, TEXTS),
+           help="for traces whose lengths are characters (4) and for texts"),
+    Option(name="hash_block_tokens", kind=int, least=1, belongs_to=(HASHED,),
+           help="block size of the hash ids of a trace (found from its rows)"),
+    Option(name="on_bad_row", kind=str, choices=("leave-out", "error"), belongs_to=(TIMED, UNTIMED),
+           help="rows without tokens and failed requests: leave them out and count them, or stop"),
+    Option(name="window_start", kind=int, least=0, metavar="S", belongs_to=(TIMED, ARCHIVE),
+           aliases=("window_start_s",), help="first second of a trace or ServeGen archive (0)"),
+    Option(name="window_length", kind=int, least=1, metavar="S", belongs_to=(TIMED, ARCHIVE),
+           aliases=("window_length_s",),
+           help="seconds of a trace (all) or of a ServeGen archive (600)"),
 )  # fmt: skip
 
 RUN = (

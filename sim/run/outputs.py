@@ -99,12 +99,17 @@ def write_requests_csv(run: Run, path: Path) -> None:
     """
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
+        writer.writerow(columns_of(run))
         writer.writerows(request_rows(run))
 
 
+def columns_of(run: Run) -> tuple[str, ...]:
+    """The columns of a run's requests: priorities only where the workload has some."""
+    return COLUMNS if run.result.workload.priorities is None else (*COLUMNS, "priority")
+
+
 def request_rows(run: Run) -> Iterator[list[Cell]]:
-    """Cells of `COLUMNS` for every request."""
+    """Cells of `columns_of` for every request."""
     ledger, workload = run.result.ledger, run.result.workload
     for row, status in enumerate(ledger.status):
         arrival = ledger.arrival_ns[row]
@@ -129,6 +134,7 @@ def request_rows(run: Run) -> Iterator[list[Cell]]:
             ledger.preemptions[row],
             ledger.preempted_ns[row],
             *latencies,
+            *((workload.priority(row),) if workload.priorities is not None else ()),
         ]
 
 
@@ -143,7 +149,7 @@ def _write_parquet(run: Run, path: Path) -> bool:
         import pyarrow.parquet
     except ModuleNotFoundError:
         return False
-    columns = dict(zip(COLUMNS, zip(*request_rows(run), strict=True), strict=True))
+    columns = dict(zip(columns_of(run), zip(*request_rows(run), strict=True), strict=True))
     columns["request_id"] = tuple(str(name) for name in columns["request_id"])
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
     return True

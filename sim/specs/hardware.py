@@ -158,8 +158,10 @@ def read_hardware(path: Path) -> Hardware:
     """
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({error})") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not UTF-8 text") from None
     except (yaml.YAMLError, RecursionError):
         raise InputError(f"{path}: is neither JSON nor YAML") from None
     if not isinstance(document, dict):

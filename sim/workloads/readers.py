@@ -1,20 +1,28 @@
-"""Reads a row trace into a workload table; everything is checked before anything runs."""
+"""Reads a trace into a workload table; everything is checked before anything runs."""
 
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
-from decimal import Decimal
-from itertools import chain
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
 
 from engine.core.errors import ConfigError, InputError
 from sim.workloads.arrivals import draw_arrivals
-from sim.workloads.formats import TraceFormat, arrival_time_ns, detect_format
-from sim.workloads.table import HASH_SPACE, HashedPrefixes, Workload
-from sim.workloads.text import Row, field, read_rows, token_count
+from sim.workloads.blocks import block_size_of, name_answers
+from sim.workloads.columns import Columns, id_list
+from sim.workloads.conversations import encoder, is_text, turn_rows
+from sim.workloads.formats import TraceFormat, detect_format
+from sim.workloads.measured import is_measured, measured_rows
+from sim.workloads.table import HashedPrefixes, Texts, Workload
+from sim.workloads.text import Row, read_rows
+
+_CHARS_PER_TOKEN = 4
+# Rows that a block size must fit to be found.
+_SAMPLE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +30,11 @@ class TraceOptions:
     """How to read a trace.
 
     `rate` is the arrival rate of a trace without arrival times, drawn from process `arrival`
-    with `burstiness`; a trace with times is sped up or slowed down to it. `hash_block_tokens` is
-    the block size of the hash ids of a plain trace.
+    with `burstiness`; a trace with times is sped up or slowed down to it. Texts need `tokenizer`
+    (a folder) or `chars_per_token`. `hash_block_tokens` of None is found from the rows.
+    `output_tokens` is the length of answers that a trace of prompts lacks. Of a timed trace only
+    the `window_length_s` from `window_start_s` after its first row are read. Rows without tokens
+    and failed requests are left out and counted, or errors with `on_bad_row="error"`.
     """
 
     num_requests: int | None = None
@@ -31,160 +42,233 @@ class TraceOptions:
     arrival: str = "poisson"
     burstiness: float = 1.0
     seed: int = 0
-    chars_per_token: int = 4
-    hash_block_tokens: int = 16
+    chars_per_token: int | None = None
+    tokenizer: str | None = None
+    hash_block_tokens: int | None = None
+    output_tokens: int | None = None
+    window_start_s: float = 0
+    window_length_s: float | None = None
+    on_bad_row: str = "leave-out"
 
     def __post_init__(self) -> None:
-        for option in ("chars_per_token", "hash_block_tokens"):
-            if getattr(self, option) < 1:
-                raise ConfigError(option, getattr(self, option), "must be at least 1")
-        if self.num_requests is not None and self.num_requests < 1:
-            raise ConfigError("num_requests", self.num_requests, "must be at least 1")
+        names = ("chars_per_token", "hash_block_tokens", "num_requests", "output_tokens")
+        for option in names:
+            value = getattr(self, option)
+            if value is not None and value < 1:
+                raise ConfigError(option, value, "must be at least 1")
+        if self.on_bad_row not in ("leave-out", "error"):
+            raise ConfigError("on_bad_row", self.on_bad_row, "must be leave-out or error")
+
+    @property
+    def window_ns(self) -> tuple[int, int | None]:
+        """Start and end of the window after the first row."""
+        start = round(self.window_start_s * 1e9)
+        if self.window_length_s is None:
+            return start, None
+        return start, start + round(self.window_length_s * 1e9)
 
 
-class _Columns:
-    """The growing columns of one trace."""
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A trace whose first rows were seen: its format, block size and all its rows."""
 
-    def __init__(self, path: Path, known: TraceFormat, options: TraceOptions) -> None:
-        self._path, self._format, self._options = path, known, options
-        self.arrival_ns = array("q")
-        self.prompt_tokens = array("q")
-        self.output_tokens = array("q")
-        self.request_ids: list[str] = []
-        self._seen: set[str] = set()
-        self.hash_ids = array("q")
-        self.offsets = array("q", [0])
-        self.block_tokens = known.hash_block
-        if known.chars:
-            self.block_tokens = max(1, known.hash_block // options.chars_per_token)
-        self._max_hash_id = HASH_SPACE // self.block_tokens - 1 if self.block_tokens else 0
+    format: TraceFormat
+    rows: Iterator[Row]
+    block_units: int = 0
 
-    def append(self, row: Row) -> None:
-        """Checks one row and adds it."""
-        known, path = self._format, self._path
-        for column in known.required:
-            field(path, row, column)
-        prompt_units = token_count(path, row, known.prompt)
-        output_units = token_count(path, row, known.output)
-        if known.total and token_count(path, row, known.total) != prompt_units + output_units:
-            raise InputError(
-                f"{path}:{row.line}: {known.total}={row.fields[known.total]!r}:"
-                f" is not {prompt_units} + {output_units}"
-            )
-        if known.arrival:
-            self._append_arrival(row)
-        if known.request_id:
-            self._append_id(row, known.request_id)
-        if known.hash_block:
-            self._append_hashes(row, -(-prompt_units // known.hash_block))
-        if known.chars:
-            per_token = self._options.chars_per_token
-            whole, rest = divmod(prompt_units, known.hash_block)
-            prompt_units = whole * self.block_tokens
-            prompt_units += min(self.block_tokens, -(-rest // per_token))
-            output_units = -(-output_units // per_token)
-        self.prompt_tokens.append(prompt_units)
-        self.output_tokens.append(output_units)
-
-    def _append_arrival(self, row: Row) -> None:
-        time = arrival_time_ns(self._path, row, self._format)
-        if self.arrival_ns and time < self.arrival_ns[-1]:
-            column = str(self._format.arrival)
-            raise InputError(
-                f"{self._path}:{row.line}: {column}={row.fields[column]!r}: lies before the row"
-                " above; arrivals must be sorted"
-            )
-        self.arrival_ns.append(time)
-
-    def _append_id(self, row: Row, column: str) -> None:
-        value = row.fields[column]
-        if isinstance(value, Decimal) or not isinstance(value, str | int) or value == "":
-            raise InputError(f"{self._path}:{row.line}: {column}={value!r}: must be an id")
-        name = str(value)
-        if name in self._seen:
-            raise InputError(f"{self._path}:{row.line}: {column}={name!r}: occurs twice")
-        self._seen.add(name)
-        self.request_ids.append(name)
-
-    def _append_hashes(self, row: Row, num_blocks: int) -> None:
-        value = row.fields["hash_ids"]
-        ids = _id_list(value)
-        where = f"{self._path}:{row.line}: hash_ids"
-        if ids is None:
-            raise InputError(f"{where}={str(value)[:60]!r}: must be a list of whole numbers")
-        if len(ids) != num_blocks:
-            raise InputError(
-                f"{where}: has {len(ids)} ids, but the prompt has {num_blocks} blocks of"
-                f" {self._format.hash_block}"
-            )
-        if min(ids) < 0 or max(ids) > self._max_hash_id:
-            bad = min(ids) if min(ids) < 0 else max(ids)
-            raise InputError(f"{where}: {bad} is not within 0 to {self._max_hash_id}")
-        self.hash_ids.extend(ids)
-        self.offsets.append(len(self.hash_ids))
+    @property
+    def timed(self) -> bool:
+        """Whether rows say when they arrive."""
+        return self.format.arrival is not None
 
 
-def _id_list(value: object) -> list[int] | None:
-    if isinstance(value, str):
-        try:
-            return [int(part) for part in value.split()]
-        except ValueError:
-            return None
-    if not isinstance(value, list):
-        return None
-    plain = all(isinstance(part, int) and not isinstance(part, bool) for part in value)
-    return value if plain else None
+def open_trace(path: Path, hash_block_tokens: int | None = None) -> Opened:
+    """Finds the format of a trace from its first rows.
+
+    Raises:
+        InputError: unreadable, or of no known format.
+    """
+    raw = read_rows(path)
+    first_raw = next(raw)
+    rows = _flat(path, first_raw, raw)
+    sample = list(islice(rows, _SAMPLE))
+    first = next((row for row in sample if not row.left_out), None)
+    if first is None:
+        reason = sample[0].left_out if sample else "it holds no request"
+        raise InputError(f"{path}: no row is left: {reason}")
+    known = detect_format(path, first)
+    if known.text:
+        known = replace(known, name=_text_name(first_raw))
+    block = known.hash_block
+    if known.hash_block:
+        block = _block_units(path, known, sample, hash_block_tokens)
+    return Opened(known, chain(sample, rows), block)
+
+
+def _flat(path: Path, first: Row, rest: Iterator[Row]) -> Iterator[Row]:
+    """One row per request, whatever the file holds."""
+    measured, text = is_measured(first), is_text(first)
+    for row in chain((first,), rest):
+        if measured and is_measured(row):
+            yield from measured_rows(path, row)
+        elif text and is_text(row):
+            yield from turn_rows(path, row)
+        elif measured or text:
+            raise InputError(f"{path}:{row.line}: is of another format than the rows above")
+        else:
+            yield row
+
+
+def _text_name(row: Row) -> str:
+    if "turns" in row.fields:
+        return "aiperf_multi_turn"
+    return "vllm_custom" if "prompt" in row.fields else "sharegpt"
+
+
+def _block_units(path: Path, known: TraceFormat, sample: list[Row], asked: int | None) -> int:
+    """The block size in the units of the lengths."""
+    if asked is not None:
+        return asked
+    pairs = []
+    for row in sample:
+        length, ids = row.fields.get(known.prompt), id_list(row.fields.get("hash_ids"))
+        text = str(length)
+        if ids is not None and text.isdigit() and int(text):
+            pairs.append((int(text), len(ids)))
+    found = block_size_of(pairs, known.hash_block)
+    # Where none fits, the row that does not fit the usual one is named when it is read.
+    return known.hash_block if found is None else found
 
 
 def read_trace(path: Path, options: TraceOptions) -> Workload:
-    """Reads and checks a trace of any known row format.
+    """Reads and checks a trace of any known format.
 
     Raises:
         InputError: the file is unreadable or a row is wrong; the message names file, line, value.
-        ConfigError: the trace has no arrival times and no rate was given.
+        ConfigError: the trace lacks something that an option must give.
     """
-    rows = read_rows(path)
-    first = next(rows)
-    known = detect_format(path, first, options.hash_block_tokens)
-    columns = _Columns(path, known, options)
-    limit = options.num_requests
-    for row in chain((first,), rows):
+    opened = open_trace(path, options.hash_block_tokens)
+    known = opened.format
+    per_token = options.chars_per_token or _CHARS_PER_TOKEN
+    encode = None
+    if known.text:
+        encode = encoder(path, options.tokenizer, options.chars_per_token)
+    columns = Columns(
+        path, known, opened.block_units, per_token, encode, options.output_tokens,
+        options.on_bad_row == "leave-out",
+        options.window_ns if opened.timed and not known.measured else (0, None),
+    )  # fmt: skip
+    extra: dict[str, None] = {}
+    for row in opened.rows:
         columns.append(row)
-        if limit is not None and len(columns.prompt_tokens) == limit:
+        extra.update(dict.fromkeys(name for name in row.fields if name not in known.known))
+        if columns.past_window or len(columns) == options.num_requests:
             break
+    if not len(columns):
+        if columns.first_left_out:
+            raise InputError(f"{columns.first_left_out}; no row is left")
+        raise InputError(f"{path}: no row lies in the window")
+    workload = _table(path, opened, columns, options)
+    if extra:
+        workload.notes.append(f"columns left out: {', '.join(extra)}"[:200])
+    return workload
+
+
+def _table(path: Path, opened: Opened, columns: Columns, options: TraceOptions) -> Workload:
+    known = opened.format
     workload = Workload(
         path.name,
-        _arrivals(path, known, columns, options),
+        columns.arrival_ns,
         columns.prompt_tokens,
         columns.output_tokens,
         request_ids=columns.request_ids or None,
+        num_sessions=columns.num_roots,
+        left_out=dict(columns.left_out),
     )
-    if known.hash_block:
-        workload.hashed = HashedPrefixes(columns.block_tokens, columns.hash_ids, columns.offsets)
+    if any(columns.priorities):
+        workload.priorities = columns.priorities
+    if known.text:
+        workload.texts = Texts(columns.ids, columns.offsets, columns.previous)
+    elif opened.block_units:
+        workload.hashed = HashedPrefixes(columns.block_tokens, columns.ids, columns.offsets)
+        if any(row >= 0 for row in columns.previous):
+            name_answers(
+                workload.hashed, columns.previous, columns.prompt_tokens, columns.output_tokens
+            )
+    _chain(workload, columns)
+    if known.measured and known.arrival:
+        _sort(workload, options.window_ns)
+        if not len(workload):
+            raise InputError(f"{path}: no row lies in the window")
+    _set_arrivals(path, known, workload, options)
     workload.parameters = {"trace": path.name, "format": known.name}
-    if known.chars:
-        workload.parameters["chars_per_token"] = options.chars_per_token
-    if not known.arrival:
-        workload.parameters.update(
-            arrival=options.arrival, rate=options.rate, burstiness=options.burstiness
-        )
-    elif options.rate is not None:
+    _note_options(workload, opened, options)
+    if known.arrival and options.rate is not None:
         _scale_to_rate(workload, options.rate)
     return workload
 
 
-def _arrivals(
-    path: Path, known: TraceFormat, columns: _Columns, options: TraceOptions
-) -> array[int]:
+def _note_options(workload: Workload, opened: Opened, options: TraceOptions) -> None:
+    """Puts into the parameters what decided how the trace was read."""
+    known, parameters = opened.format, workload.parameters
+    if known.chars:
+        parameters["chars_per_token"] = options.chars_per_token or _CHARS_PER_TOKEN
+    elif known.text and options.tokenizer is None:
+        parameters["chars_per_token"] = options.chars_per_token
+    if known.text and options.tokenizer is not None:
+        parameters["tokenizer"] = Path(options.tokenizer).name
+    if opened.block_units and opened.block_units != known.hash_block:
+        parameters["hash_block_tokens"] = opened.block_units
+    if workload.left_out:
+        parameters["left_out"] = dict(workload.left_out)
+    if options.window_ns != (0, None) and opened.timed:
+        parameters["window_start_s"] = options.window_start_s
+        parameters["window_length_s"] = options.window_length_s
+    if not known.arrival:
+        parameters.update(arrival=options.arrival, rate=options.rate, burstiness=options.burstiness)
+
+
+def _chain(workload: Workload, columns: Columns) -> None:
+    """Lets rows that wait for their session's row before follow it."""
+    waiting = [row for row, time in enumerate(columns.arrival_ns) if time < 0]
+    if not waiting:
+        return
+    workload.next_row = array("q", [-1]) * len(columns)
+    workload.think_ns = columns.think_ns
+    for row in waiting:
+        workload.next_row[columns.previous[row]] = row
+
+
+def _sort(workload: Workload, window_ns: tuple[int, int | None]) -> None:
+    """By arrival, since tools write requests in the order of their ends; then the window."""
+    order = sorted(range(len(workload)), key=workload.arrival_ns.__getitem__)
+    first, (start, end) = workload.arrival_ns[order[0]], window_ns
+    inside = [
+        row
+        for row in order
+        if start <= (since := workload.arrival_ns[row] - first) and (end is None or since < end)
+    ]
+    for name in ("arrival_ns", "prompt_tokens", "output_tokens"):
+        column = getattr(workload, name)
+        setattr(workload, name, array("q", [column[row] for row in inside]))
+
+
+def _set_arrivals(
+    path: Path, known: TraceFormat, workload: Workload, options: TraceOptions
+) -> None:
+    times = workload.arrival_ns
     if known.arrival:
         # Whatever clock the trace uses, the run starts with its first request.
-        first_ns = columns.arrival_ns[0]
-        return array("q", [time - first_ns for time in columns.arrival_ns])
+        first_ns = next((time for time in times if time >= 0), 0)
+        workload.arrival_ns = array("q", [time - first_ns if time >= 0 else time for time in times])
+        return
     if options.rate is None:
         raise ConfigError("rate", None, f"{path.name} has no arrival times, so a rate is needed")
     rng = np.random.default_rng(options.seed)
-    count = len(columns.prompt_tokens)
-    return draw_arrivals(options.arrival, options.rate, count, rng, options.burstiness)
+    starts = [row for row, time in enumerate(times) if time >= 0]
+    drawn = draw_arrivals(options.arrival, options.rate, len(starts), rng, options.burstiness)
+    for row, time in zip(starts, drawn, strict=True):
+        times[row] = time
 
 
 def _scale_to_rate(workload: Workload, rate: float) -> None:

@@ -7,6 +7,7 @@ prefixes that sessions share, and one stripe per request for its own prompt and 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from engine.core.tokens import Prompt
@@ -47,17 +48,56 @@ class HashedPrefixes:
     block_tokens: int
     ids: array[int]
     offsets: array[int]
+    # Blocks that hold an answer, or part of one: the spans of their tokens.
+    answers: dict[int, tuple[range, ...]] = field(default_factory=dict)
 
     def prompt(self, row: int, num_tokens: int) -> Prompt:
         """Spans of ids, one per hash id, joined where hash ids count upwards."""
-        length = self.block_tokens
-        spans = []
+        length, answers = self.block_tokens, self.answers
+        spans: list[range] = []
         left = num_tokens
         for hash_id in self.ids[self.offsets[row] : self.offsets[row + 1]]:
             taken = min(length, left)
-            spans.append(range(hash_id * length, hash_id * length + taken))
+            if hash_id in answers:
+                spans.extend(first_tokens(answers[hash_id], taken))
+            else:
+                spans.append(range(hash_id * length, hash_id * length + taken))
             left -= taken
         return Prompt.from_spans(spans)
+
+    def block_spans(self, hash_id: int) -> tuple[range, ...]:
+        """The tokens of a block."""
+        own = range(hash_id * self.block_tokens, (hash_id + 1) * self.block_tokens)
+        return self.answers.get(hash_id, (own,))
+
+    def from_row(self, first: int, last: int) -> HashedPrefixes:
+        """Rows `first` to `last` as rows of their own; answers of rows before are not known."""
+        offsets = self.offsets[first : last + 2]
+        answers = {}
+        for hash_id, spans in self.answers.items():
+            moved = [_moved(span, first) for span in spans]
+            if None not in moved:
+                answers[hash_id] = tuple(span for span in moved if span is not None)
+        return HashedPrefixes(self.block_tokens, self.ids, offsets, answers)
+
+
+def _moved(span: range, rows: int) -> range | None:
+    """The span when each row's number falls by `rows`; None of a row that is then gone."""
+    if span.start < _STRIPE_BASE:
+        return span
+    shift = rows * _STRIPE
+    if span.start - shift < _STRIPE_BASE:
+        return None
+    return range(span.start - shift, span.stop - shift)
+
+
+def first_tokens(spans: Iterable[range], num_tokens: int) -> Iterator[range]:
+    """The spans of the first tokens."""
+    for span in spans:
+        if num_tokens <= 0:
+            return
+        yield span[:num_tokens]
+        num_tokens -= len(span)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +123,38 @@ class Sessions:
         return Prompt.from_spans(reversed(spans))
 
 
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Token ids of each row's own text, end to end; `previous[row]` is the turn before, or -1.
+
+    A prompt repeats all earlier texts and answers of its conversation.
+    """
+
+    ids: array[int]
+    offsets: array[int]
+    previous: array[int]
+
+    def prompt(self, row: int, output_tokens: array[int]) -> Prompt:
+        """Earlier texts and answers, and the row's own text."""
+        spans: list[range | array[int]] = [self._own(row)]
+        turn = self.previous[row]
+        while turn >= 0:
+            spans.append(output_stripe(turn, output_tokens[turn]))
+            spans.append(self._own(turn))
+            turn = self.previous[turn]
+        return Prompt.from_spans(reversed(spans))
+
+    def _own(self, row: int) -> array[int]:
+        return self.ids[self.offsets[row] : self.offsets[row + 1]]
+
+
 @dataclass(slots=True)
 class Workload:
     """Requests as columns, in order of arrival where the arrival is known.
 
     A row with arrival `AFTER_PREDECESSOR` is sent `think_ns[row]` after the row whose `next_row`
-    it is has finished.
+    it is has finished. `left_out` counts rows of a trace by why they are not here; `notes` are
+    sentences about how it was read.
     """
 
     name: str
@@ -100,6 +166,11 @@ class Workload:
     think_ns: array[int] | None = None
     hashed: HashedPrefixes | None = None
     sessions: Sessions | None = None
+    texts: Texts | None = None
+    priorities: array[int] | None = None
+    num_sessions: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     parameters: dict[str, object] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -111,11 +182,17 @@ class Workload:
             return self.hashed.prompt(row, self.prompt_tokens[row])
         if self.sessions is not None:
             return self.sessions.prompt(row, self.output_tokens)
+        if self.texts is not None:
+            return self.texts.prompt(row, self.output_tokens)
         return Prompt(prompt_stripe(row, self.prompt_tokens[row]))
 
     def request_id(self, row: int) -> int | str:
         """The trace's id of a row, else its number."""
         return row if self.request_ids is None else self.request_ids[row]
+
+    def priority(self, row: int) -> int:
+        """The priority of a row; 0 where the workload has none."""
+        return 0 if self.priorities is None else self.priorities[row]
 
     def successor(self, row: int) -> int:
         """The row that waits for this one, or -1."""
