@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from engine.arguments.option import resolve_names
-from engine.arguments.table import TABLE, policy_situation
+from engine.arguments.table import TABLE
 from engine.core.errors import ConfigError
 from engine.hub.folders import is_hub_id, model_folder
 
@@ -79,13 +79,9 @@ class EngineOptions:
         return cls(model=str(folder), **named)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
-        situation = [policy_situation(self.policy)]
         for field in fields(self):
             value = getattr(self, field.name)
-            option = TABLE[field.name]
-            option.check(value)
-            if value != field.default:
-                option.check_belongs(value, situation)
+            TABLE[field.name].check(value)
         if self.tensor_parallel_size > MOST_RANKS:
             limit = f"must be at most {MOST_RANKS}, the GPUs of one host"
             raise ConfigError("tensor_parallel_size", self.tensor_parallel_size, limit)

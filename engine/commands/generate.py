@@ -11,7 +11,6 @@ from engine.arguments.parser import VerbParser, check_applies
 from engine.arguments.table import DRAWS, SAMPLING
 from engine.commands.options import add_engine_options, engine_options
 from engine.core.errors import InputError
-from engine.options import EngineOptions
 from engine.sampling_params import SamplingParams
 
 
@@ -26,7 +25,6 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse(argv)
     params = _sampling_params(args)
     options = engine_options(args)
-    EngineOptions.from_kwargs(**options)  # type: ignore[arg-type]
     prompts = args.prompt or [line.rstrip("\n") for line in sys.stdin]
     if not prompts:
         raise InputError("no prompt: give --prompt or lines on standard input")

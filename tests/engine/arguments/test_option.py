@@ -109,12 +109,16 @@ def test_two_names_of_one_option_are_refused():
         resolve_names(TABLE, {"tp": 2, "tensor_parallel_size": 2}, ["tensor_parallel_size"])
 
 
-def test_an_option_of_another_policy_is_refused(tmp_path):
+def test_an_option_of_another_policy_is_refused_where_it_is_written(tmp_path, capsys):
+    """A program may set it for all policies alike; a command line that names it means it."""
+    from engine.cli import main
+
     for option in ("watermark_blocks", "long_prefill_token_threshold"):
-        with pytest.raises(ConfigError, match="belongs to policy mixed"):
-            EngineOptions(str(tmp_path), policy="prefill_first", **{option: 4})
-        EngineOptions(str(tmp_path), **{option: 4})
-        EngineOptions(str(tmp_path), policy="prefill_first", **{option: 0})
+        EngineOptions(str(tmp_path), policy="prefill_first", **{option: 4})
+        flag = "--" + option.replace("_", "-")
+        words = ["--model", str(tmp_path), "--prompt", "x", "--policy", "prefill_first", flag, "4"]
+        assert main(["generate", *words]) == 2
+        assert f"{option}=4: belongs to policy mixed" in capsys.readouterr().err
 
 
 def parser():
