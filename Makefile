@@ -9,8 +9,9 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test check format props nightly golden mutate bench size clean
 
-demo: $(DEMO_VENV)/.installed  ## simulate a chat service on two H200 and write a report
-	$(DEMO_VENV)/bin/lockstep sim run --workload poisson --rate 12 --num-requests 2000 \
+# At 48 requests a second some wait and some miss the SLO.
+demo: $(DEMO_VENV)/.installed  ## simulate a busy service on two H200 and write a report
+	$(DEMO_VENV)/bin/lockstep sim run --workload poisson --rate 48 --num-requests 2000 \
 		--model qwen3-8b --hardware h200 --replicas 2 --goodput ttft:500 tpot:50 --out $(DEMO_OUT)
 
 test: $(VENV)/.installed  ## every suite that needs no GPU

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from sim.commands.options import (
 from sim.cost.calibrated import OutOfRange
 from sim.metrics.run_summary import RunIntervals
 from sim.metrics.summary import parse_goodput
+from sim.report.headline import gpus_text
 from sim.report.run_report import LATENCY_COLUMNS, fact_rows, latency_rows, warnings_of
 from sim.report.tables import text_table
 from sim.run.deployment import Parts, build
@@ -99,7 +101,7 @@ def _carried_out(
     with output:
         with StepLogWriter(output.path / STEP_LOG, log_header(plan, parts)) as log:
             run = _simulated(plan, parts, log, intervals, shown)
-        write_outputs(run, output.path, arguments.perfetto)
+        write_outputs(run, output.path, arguments.perfetto, command_of(arguments))
     return run
 
 
@@ -135,6 +137,21 @@ def _intervals_of(arguments: argparse.Namespace, plan: RunPlan, shown: bool) -> 
     return found
 
 
+def command_of(arguments: argparse.Namespace) -> str:
+    """The command line that the arguments came from, without what only shows or writes."""
+    words = ["lockstep", "sim", "run"]
+    for name, option in arguments.options.items():
+        value = getattr(arguments, name)
+        if name not in arguments.given or name in ("out", "json"):
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            words.append(flag if value or option.switch else f"--no-{flag[2:]}")
+        else:
+            words += [flag, *map(str, value if isinstance(value, list) else [value])]
+    return shlex.join(words)
+
+
 def _print_result(run: Run, as_json: bool, out: Path | None) -> None:
     for warning in warnings_of(run.summary):
         print(f"warning: {warning}", file=sys.stderr)
@@ -150,11 +167,10 @@ def _print_result(run: Run, as_json: bool, out: Path | None) -> None:
 
 def _title(run: Run) -> str:
     parts = run.parts
-    replicas = len(run.result.servers)
     seed = run.summary.sim.provenance.seed
-    tp = f", tp {parts.physics.tp}" if parts.physics.tp > 1 else ""
+    gpus = gpus_text(len(run.result.servers), parts.physics.tp, parts.hardware.name)
     return (
-        f"{run.result.workload.name}: {parts.model.name} on {replicas} x {parts.hardware.name}{tp},"
+        f"{run.result.workload.name}: {parts.model.name} on {gpus},"
         f" {parts.kernel.policy}, {parts.kernel.num_blocks:,} KV blocks of"
         f" {parts.kernel.block_size}, {parts.costs[0].name} cost, seed {seed}"
     )

@@ -20,6 +20,7 @@ th, td { text-align: right; padding: .25rem .8rem; border-bottom: 1px solid #d8d
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
 td + td { white-space: nowrap; }  /* figures and their units stay on one line */
 .wide { overflow-x: auto; }
+.text td + td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 tr.fail td, tr.error td { background: #fcc; color: #1c1e21; } tr.skip td { color: #777; }
 .grid2 { display: grid; gap: 1.2rem;
          grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr)); }
@@ -32,6 +33,12 @@ svg .grid { stroke: currentColor; stroke-opacity: .14; }
             vertical-align: middle; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 12.5px;
       background: #f3f4f6; color: #1c1e21; padding: .8rem; border-radius: 6px; }
+summary { cursor: pointer; }
+@media (max-width: 600px) {  /* a phone: plots shrink, so that their text must not */
+  body { margin: 1rem auto; padding: 0 .7rem; } svg text { font-size: 17px; }
+  th, td { padding: .25rem .45rem; font-size: 14px; }
+  .facts td + td { white-space: normal; overflow-wrap: anywhere; }
+}
 @media (prefers-color-scheme: dark) {
   body { color: #e4e6e9; background: #16181b; } p.lead, .empty { color: #9aa1a9; }
   th, td { border-color: #34383d; } pre { background: #22262a; color: #e4e6e9; }

@@ -11,6 +11,7 @@ COLOURS = ("#1f5fa8", "#c8501e", "#2a7f45", "#7a4fa3", "#8a6d1b", "#0f7f8c", "#a
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 16, 16, 46
 _MAX_POINTS = 600
+Limits = Sequence[tuple[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +31,23 @@ def line_chart(
     log_x: bool = False,
     y_max: float | None = None,
     steps: bool = False,
+    x_limits: Limits = (),
+    y_limits: Limits = (),
 ) -> str:
-    """An SVG element; with `log_x` points at or below 0 are left out."""
+    """An SVG element; with `log_x` points at or below 0 are left out.
+
+    Limits are named values, drawn as dashed lines; the axes reach them.
+    """
     drawn = [_thinned(one, log_x) for one in series]
     drawn = [one for one in drawn if one.xs]
     if not drawn:
         return '<p class="empty">nothing to plot</p>'
     x_low = min(min(one.xs) for one in drawn) if log_x else 0.0
-    x_high = max(max(one.xs) for one in drawn)
+    x_high = max([max(one.xs) for one in drawn] + [1.05 * value for _, value in x_limits])
     if x_high <= x_low:
         x_high = x_low * 2 if log_x else x_low + 1
-    top = y_max or max(max(one.ys) for one in drawn) * 1.05 or 1.0
+    highest = max([max(one.ys) for one in drawn] + [value for _, value in y_limits])
+    top = y_max or highest * 1.05 or 1.0
     x_axis = Axis(x_low, x_high, LEFT, WIDTH - RIGHT, log_x)
     y_axis = Axis(0.0, top, HEIGHT - BOTTOM, TOP, False)
     parts = [
@@ -52,6 +59,8 @@ def line_chart(
         points = _path(one, x_axis, y_axis, steps)
         colour = COLOURS[index % len(COLOURS)]
         parts.append(f'<path d="{points}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+    parts += [_upright_limit(name, x_axis.place(value)) for name, value in x_limits]
+    parts += [_level_limit(name, y_axis.place(value)) for name, value in y_limits]
     parts.append("</svg>")
     if len(drawn) > 1:
         parts.append(legend([one.name for one in drawn]))
@@ -114,6 +123,26 @@ def grid(x_axis: Axis, y_axis: Axis, x_label: str, y_label: str) -> list[str]:
         f'<text transform="translate(14 {height}) rotate(-90)" class="mid">{escape(y_label)}</text>'
     )
     return parts
+
+
+_DASHES = 'stroke="currentColor" stroke-width="1.2" stroke-dasharray="5 4"'
+
+
+def _upright_limit(name: str, x: float) -> str:
+    """A dashed line from bottom to top, its name beside it."""
+    return (
+        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" {_DASHES}/>'
+        f'<text transform="translate({x - 5:.1f} {HEIGHT - BOTTOM - 8}) rotate(-90)">'
+        f"{escape(name)}</text>"
+    )
+
+
+def _level_limit(name: str, y: float) -> str:
+    """A dashed line from left to right, its name above it."""
+    return (
+        f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" {_DASHES}/>'
+        f'<text x="{LEFT + 6}" y="{max(y - 5, TOP + 10):.1f}">{escape(name)}</text>'
+    )
 
 
 def _path(series: Series, x_axis: Axis, y_axis: Axis, steps: bool) -> str:

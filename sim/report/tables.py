@@ -30,15 +30,18 @@ def text_table(header: Sequence[str], rows: Rows, indent: str = "") -> str:
     return "\n".join(texts)
 
 
-def html_table(header: Sequence[str], rows: Rows, classes: Sequence[str] = ()) -> str:
+def html_table(
+    header: Sequence[str], rows: Rows, classes: Sequence[str] = (), kind: str = ""
+) -> str:
     """An HTML table that scrolls in itself where it is wider than the page.
 
-    `classes` are those of the rows, one each.
+    `classes` are those of the rows, one each; the kinds `text` and `facts` are for
+    cells that are no figures and for names beside figures: they wrap on a phone.
     """
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     body = []
     for index, row in enumerate(rows):
-        kind = f' class="{escape(classes[index])}"' if classes else ""
-        body.append(f"<tr{kind}>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>")
+        mark = f' class="{escape(classes[index])}"' if classes else ""
+        body.append(f"<tr{mark}>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>")
     top = f"<thead><tr>{head}</tr></thead>" if header else ""
-    return f'<div class="wide"><table>{top}<tbody>{"".join(body)}</tbody></table></div>'
+    return f'<div class="wide {kind}"><table>{top}<tbody>{"".join(body)}</tbody></table></div>'

@@ -80,13 +80,16 @@ def _is_parquet(path: Path) -> bool:
     return tail.endswith(b"PAR1") and b"first_scheduled_ns" in tail
 
 
-def write_outputs(run: Run, directory: Path, with_trace: bool = True) -> None:
-    """Writes all files of a run except the step log, which must already be there."""
+def write_outputs(run: Run, directory: Path, with_trace: bool = True, command: str = "") -> None:
+    """Writes all files of a run except the step log, which must already be there.
+
+    `command` is the one that repeats the run.
+    """
     text = json.dumps(run.summary.to_json(), indent=2, allow_nan=False) + "\n"
     write_text(directory / SUMMARY, text)
     write_requests_csv(run, directory / "requests.csv")
     _write_parquet(run, directory / "requests.parquet")
-    report = render_report(run.result, run.summary)
+    report = render_report(run.result, run.summary, command)
     write_text(directory / "report.html", report)
     if with_trace:
         write_trace(StepLogReader(directory / STEP_LOG), directory / "trace.json")

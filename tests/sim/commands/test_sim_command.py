@@ -102,7 +102,7 @@ def test_the_report_is_one_well_formed_page_without_references(tmp_path):
     page = (out / "report.html").read_text()
     assert "http" not in page and "<script" not in page and "src=" not in page
     drawings = page.split("<svg")[1:]
-    assert len(drawings) == 8
+    assert len(drawings) == 9
     for drawing in drawings:
         svg = ElementTree.fromstring("<svg" + drawing.split("</svg>")[0] + "</svg>")
         assert svg.findall("path"), "every plot has a line"

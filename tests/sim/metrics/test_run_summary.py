@@ -31,7 +31,7 @@ def test_the_keys_of_the_format_stand_in_their_order():
     document = json.loads(json.dumps(finished.summary.to_json()))
     assert list(document) == [*TOP, *LATENCIES, "sim"]
     assert document["schema"] == SCHEMA
-    assert list(document["sim"]) == OURS
+    assert list(document["sim"]) == [*OURS, "trust"]
 
 
 def test_a_run_with_an_slo_has_a_goodput_and_one_without_has_no_such_key():
