@@ -37,6 +37,7 @@ VERBS: dict[str, Verb] = {
     "sim diff": Verb("sim.commands.diff:main", "compare the results of two simulated runs"),
     "generate": Verb("engine.commands.generate:main", "generate text with the real engine"),
     "bench throughput": Verb("engine.commands.bench_throughput:main", "measure offline throughput"),
+    "bench compare": Verb("engine.commands.bench_compare:main", "measure this engine beside vLLM"),
     "bench latency": Verb("engine.commands.bench_latency:main", "measure the latency of one batch"),
     "model smollm2": Verb("engine.commands.model_smollm2:main", "unpack SmolLM2 as a model folder"),
     "model show": Verb("sim.commands.model_show:main", "show what the simulator takes a model for"),

@@ -6,6 +6,7 @@ ignored. Prompts change between the passes, so that the prefix cache does not he
 
 from __future__ import annotations
 
+import argparse
 import random
 import time
 from collections.abc import Sequence
@@ -71,9 +72,11 @@ def make_workload(
     return Workload(prompts, [rng.randint(least, most) for _ in range(num_seqs)])
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the verb."""
-    parser = VerbParser("bench throughput", __doc__)
+def throughput_arguments(
+    verb: str, description: str | None, argv: Sequence[str]
+) -> tuple[argparse.Namespace, Workload]:
+    """The arguments of a verb that runs the workload, checked, and the workload itself."""
+    parser = VerbParser(verb, description)
     parser.option("passes", 3)
     parser.option("num_seqs", 256)
     parser.option("min_len", 100)
@@ -91,11 +94,16 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse(argv)
     if args.max_len < args.min_len:
         raise ConfigError("max_len", args.max_len, f"must be at least min_len={args.min_len}")
-    workload = make_workload(args.num_seqs, args.workload_seed, args.min_len, args.max_len)
+    check_bench(args)
+    return args, make_workload(args.num_seqs, args.workload_seed, args.min_len, args.max_len)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the verb."""
+    args, workload = throughput_arguments("bench throughput", __doc__, argv)
     from engine.commands.bench_common import shape_folder, write_record
 
     options = engine_options(args)
-    check_bench(args)
     with shape_folder(args.model, args.like) as folder:
         record = run({**options, "model": folder}, workload, args.passes)
     write_record(record, args.out)
