@@ -58,13 +58,29 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
 
     Without filters it is one pass over the logits; it never makes the host wait.
     """
-    if batch.is_filtered:
-        logits = filter_logits(logits, batch)
     if _is_fused(logits):
         from engine.kernels.race import fused_race
 
-        return fused_race(logits, batch.temperatures, batch.seeds, batch.positions)
+        kept = fused_kept(logits, batch) if batch.is_filtered else None
+        return fused_race(logits, batch.temperatures, batch.seeds, batch.positions, kept)
+    if batch.is_filtered:
+        logits = filter_logits(logits, batch)
     return race(logits, batch.temperatures, batch.seeds, batch.positions)
+
+
+def fused_kept(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
+    """What `filter_logits` keeps of each row, found without sorting."""
+    from engine.kernels.filters import fused_filter
+
+    temperatures = batch.temperatures
+    off = torch.zeros_like(temperatures)
+    return fused_filter(
+        logits,
+        temperatures,
+        off if batch.top_k is None else batch.top_k,
+        off + 1 if batch.top_p is None else batch.top_p,
+        off if batch.min_p is None else batch.min_p,
+    )
 
 
 def sample_keys(logits: Tensor, batch: SamplingBatch, first_token: int) -> Tensor:

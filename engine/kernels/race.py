@@ -53,6 +53,8 @@ def _race_kernel(
     temperatures_ptr,
     seeds_ptr,
     positions_ptr,
+    values_ptr,
+    last_ptr,
     out_ptr,
     row_stride,
     first_token,
@@ -61,6 +63,7 @@ def _race_kernel(
     BLOCK: tl.constexpr,
     NATIVE: tl.constexpr,
     KEYS: tl.constexpr,
+    FILTERED: tl.constexpr,
 ):
     part, row = tl.program_id(0), tl.program_id(1)
     begin = first_token + part * part_size
@@ -70,6 +73,8 @@ def _race_kernel(
     lane = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     best_at = tl.full([BLOCK], 0, tl.int32) + begin
+    if FILTERED:
+        value, last = tl.load(values_ptr + row), tl.load(last_ptr + row)
     if temperature > 0:
         seed = tl.load(seeds_ptr + row).to(tl.uint64)
         position = tl.load(positions_ptr + row).to(tl.uint64)
@@ -80,6 +85,9 @@ def _race_kernel(
             token = start + lane
             x = tl.load(logits + token, mask=token < end, other=float("-inf")).to(tl.float32)
             score = x * scale - _exponential_log2(token, first, second, NATIVE)
+            if FILTERED:
+                kept = (x > value) | ((x == value) & (token <= last))
+                score = tl.where(kept, score, float("-inf"))
             better = score > best
             best = tl.where(better, score, best)
             best_at = tl.where(better, token, best_at)
@@ -118,9 +126,18 @@ def _final_kernel(key_ptr, out_ptr, PARTS: tl.constexpr, KEYS: tl.constexpr):
         tl.store(out_ptr + row, 0x7FFFFFFF - (key & 0x7FFFFFFF))
 
 
-def fused_race(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """See engine.sampler.race; rows of the logits may be strided."""
-    return _run(logits, temperatures, seeds, positions, 0, keys=False)
+def fused_race(
+    logits: Tensor,
+    temperatures: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    kept: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """See engine.sampler.race; rows of the logits may be strided.
+
+    With `kept`, from `fused_filter`, only the tokens that it describes take part.
+    """
+    return _run(logits, temperatures, seeds, positions, 0, keys=False, kept=kept)
 
 
 def fused_race_keys(
@@ -137,6 +154,7 @@ def _run(
     positions: Tensor,
     first_token: int,
     keys: bool,
+    kept: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     num_rows, num_columns = logits.shape
     assert logits.stride(1) == 1 or num_columns <= 1
@@ -154,6 +172,7 @@ def _run(
         temperatures,
         seeds,
         positions,
+        *((temperatures, temperatures) if kept is None else kept),
         partial,
         logits.stride(0),
         first_token,
@@ -162,6 +181,7 @@ def _run(
         BLOCK=_BLOCK,
         NATIVE=logits.device.type != "cpu",
         KEYS=keys or parts > 1,
+        FILTERED=kept is not None,
         num_warps=8,
     )
     if parts > 1:

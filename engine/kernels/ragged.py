@@ -9,6 +9,9 @@ of a tile, the one that ends last joins them all.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -21,32 +24,49 @@ from engine.kernels.store_kv import check_cache_layout
 from engine.kernels.worklist import ITEM_WORDS, Worklist, WorklistSizes
 
 _LOG2_E = 1.4426950408889634
-_PROGRAMS_PER_SM = 2  # as many as fit
-_ITEMS_PER_PROGRAM = 2
-_MIN_PART = 256
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedTuning:
+    """Launch parameters, and how a step is cut."""
+
+    block_m: int  # query rows of a tile, the heads of a group included
+    block_n: int  # keys per iteration
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int
+    items_per_program: int
+    min_part: int = 256  # keys
+
+
+@cache
+def default_tuning(head_dim: int, dtype: torch.dtype) -> RaggedTuning:
+    """Tiles for chunks; as many programs as fit beside each other."""
+    if dtype == torch.float32:
+        return RaggedTuning(32, 32, 4, 1, programs_per_sm=2, items_per_program=2)
+    block_n = 64 if head_dim <= 128 else 32
+    return RaggedTuning(64, block_n, 4, 2, programs_per_sm=2, items_per_program=2)
 
 
 def ragged_sizes(
-    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    tuning: RaggedTuning | None = None,
 ) -> WorklistSizes:
     """How a model's attention is cut into items."""
-    block_m, block_n = _tile(head_dim, dtype)
+    tuning = tuning or default_tuning(head_dim, dtype)
     group = num_heads // num_kv_heads
-    block_m = max(block_m, next_power_of_2(group))
+    programs = tuning.programs_per_sm * num_sms(device)
     return WorklistSizes(
         num_kv_heads=num_kv_heads,
-        rows_per_tile=block_m // group,
-        target=max(1, _ITEMS_PER_PROGRAM * _PROGRAMS_PER_SM * num_sms(device) // num_kv_heads),
-        key_multiple=block_n,
-        min_part=_MIN_PART,
+        rows_per_tile=max(tuning.block_m, next_power_of_2(group)) // group,
+        target=max(1, tuning.items_per_program * programs // num_kv_heads),
+        key_multiple=tuning.block_n,
+        min_part=tuning.min_part,
     )
-
-
-def _tile(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Query rows (heads of a group included) and keys of a tile."""
-    if dtype == torch.float32:
-        return 32, 32
-    return (64, 64) if head_dim <= 128 else (64, 32)
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -174,7 +194,7 @@ def ragged_attention(
     kv_cache: Tensor,
     work: Worklist,
     scale: float,
-    num_stages: int | None = None,
+    tuning: RaggedTuning | None = None,
 ) -> Tensor:
     """Attention of q [T, Hq, D] for the items of `work`, in its buffer; the next call reuses it.
 
@@ -187,15 +207,14 @@ def ragged_attention(
     out = work.out[:num_rows]
     assert out.shape == q.shape
     group = num_heads // num_kv_heads
-    block_m, block_n = _tile(head_dim, q.dtype)
-    block_m = max(block_m, next_power_of_2(group))
+    tuning = tuning or default_tuning(head_dim, q.dtype)
+    block_m = max(tuning.block_m, next_power_of_2(group))
     assert work.rows_per_tile == block_m // group
     room = (work.most_partial, num_kv_heads, block_m)
     part = torch.empty((*room, head_dim), dtype=torch.float32, device=q.device)
     lse = torch.empty(room, dtype=torch.float32, device=q.device)
     most = work.items.shape[0] * num_kv_heads
-    programs = min(most, _PROGRAMS_PER_SM * num_sms(q.device))
-    stages = (1 if q.dtype == torch.float32 else 2) if num_stages is None else num_stages
+    programs = min(most, tuning.programs_per_sm * num_sms(q.device))
     _ragged_kernel[(programs,)](
         q,
         kv_cache[0],
@@ -215,10 +234,10 @@ def ragged_attention(
         PAGE=page,
         BLOCK_M=block_m,
         BLOCK_D=next_power_of_2(head_dim),
-        BLOCK_N=block_n,
-        STAGES=stages,
+        BLOCK_N=tuning.block_n,
+        STAGES=tuning.num_stages,
         WORDS=ITEM_WORDS,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=4,
+        num_warps=tuning.num_warps,
     )
     return out

@@ -80,7 +80,7 @@ def compile_attention(heads, kv_heads, head_dim, page, dtype, kv_dtype=None):
 
 
 def compile_layers(dtype):
-    from engine.kernels import activation, all_reduce, norm, race
+    from engine.kernels import activation, all_reduce, filters, norm, race
     from engine.kernels import qkv_rope as qkv
 
     longs, floats = meta(256, dtype=torch.int64), meta(256, dtype=torch.float32)
@@ -95,6 +95,10 @@ def compile_layers(dtype):
         meta(256, 4096, dtype=dtype), head, head, 1e-6, table, longs, cache, longs
     )
     race.fused_race(meta(256, 151_936, dtype=dtype), floats, longs, longs)
+    logits = meta(256, 151_936, dtype=dtype)
+    kept = filters.fused_filter(logits, floats, longs.int(), floats, floats)
+    race.fused_race(logits, floats, longs, longs, kept)
+    filters.fused_filter(logits.float(), floats, longs.int(), floats, floats)
     race.fused_race_keys(meta(256, 75_968, dtype=dtype), floats, longs, longs, 75_968)
     calls = meta(64, dtype=torch.int32)
     all_reduce.one_shot_all_reduce(rows, longs[:2], calls, 1, 8 * 2**20)

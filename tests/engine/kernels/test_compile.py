@@ -18,6 +18,7 @@ KERNELS = {
     "_qkv_kernel",
     "_race_kernel",
     "_final_kernel",
+    "_filter_kernel",
     "_one_shot_kernel",
     "_decode_rows_kernel",
     "_top_k_kernel",
