@@ -7,8 +7,10 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from engine.core.errors import ConfigError, InputError
+from engine.hub.folders import hub_file, is_hub_id
 from sim.specs.architecture import Architecture
 from sim.specs.builtin import MODELS
+from sim.specs.config_keys import load_config
 from sim.specs.counted import shape_of
 from sim.specs.read_model import DTYPE_BYTES, architecture_of, read_architecture
 from sim.specs.shape import ModelShape, MoeShape
@@ -47,7 +49,7 @@ _FAMILIES = (
 
 
 def model_named(name: str, dtype: str = "auto", kv_cache_dtype: str = "auto") -> ModelShape:
-    """The shape of a built-in name, or of a config.json (or the folder that holds one).
+    """The shape of a built-in name, a config.json (or its folder), or a name on the hub.
 
     `dtype` auto serves 16 bit, whatever the checkpoint is stored in, as vLLM does; the KV cache has
     that dtype, or what the checkpoint asks for.
@@ -105,7 +107,7 @@ def builtin_name(name: str) -> str | None:
 
 
 def architecture_named(name: str) -> Architecture:
-    """The exact counts of a built-in name, a config.json, or a folder that holds one.
+    """The exact counts of a built-in name, a config.json or its folder, or a name on the hub.
 
     Raises:
         ConfigError: no such name or path.
@@ -117,7 +119,19 @@ def architecture_named(name: str) -> Architecture:
     builtin = builtin_name(name)
     if builtin is not None:
         return _builtin_architecture(MODELS[builtin])
+    if is_hub_id(name):
+        return _hub_architecture(name)
     raise ConfigError("model", name, _unknown(name))
+
+
+def _hub_architecture(name: str) -> Architecture:
+    """That of a hub id's config.json alone, from the user's cache if it is there."""
+    try:
+        path = hub_file(name, "config.json")
+    except (InputError, ConfigError) as error:
+        raise ConfigError("model", name, f"{_unknown(name)} ({error})") from None
+    short = name.rpartition("/")[2].partition("@")[0]
+    return architecture_of(str(path), short, load_config(path), path.parent)
 
 
 def _config_path(name: str) -> Path | None:

@@ -159,9 +159,12 @@ def read_trace(path: Path, options: TraceOptions) -> Workload:
         options.window_ns if opened.timed and not known.measured else (0, None),
     )  # fmt: skip
     extra: dict[str, None] = {}
+    expected = known.known
     for row in opened.rows:
         columns.append(row)
-        extra.update(dict.fromkeys(name for name in row.fields if name not in known.known))
+        if not row.fields.keys() <= expected:
+            extra.update(dict.fromkeys(name for name in row.fields if name not in expected))
+            expected.update(row.fields)
         if columns.past_window or len(columns) == options.num_requests:
             break
     if not len(columns):

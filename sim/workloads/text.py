@@ -86,6 +86,8 @@ def _csv_rows(
 
 
 def _csv_fields(path: Path, line: int, text: str) -> list[str]:
+    if '"' not in text:
+        return text.split(",")  # what the reader would do, in a tenth of the time
     try:
         return next(csv.reader([text], strict=True))
     except csv.Error as error:
@@ -171,6 +173,8 @@ def field(path: Path, row: Row, column: str) -> object:
 def token_count(path: Path, row: Row, column: str) -> int:
     """A length: a whole number; a row of length 0 is left out by the caller."""
     value = field(path, row, column)
+    if type(value) is str and len(value) < 8 and value.isdigit() and value.isascii():
+        value = int(value)
     if type(value) is int and 0 < value < MAX_TOKENS:
         return value
     number = _decimal(value)

@@ -213,6 +213,29 @@ def test_a_name_may_have_its_owner_and_training(name, known):
     assert model_named(name) is MODELS[known]
 
 
+@pytest.fixture
+def no_hub(monkeypatch, tmp_path):
+    """An empty cache, and no network."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "cache"
+
+
+def test_a_name_on_the_hub_needs_its_config_alone(no_hub):
+    repo = no_hub / "models--acme--tiny-chat"
+    snapshot = repo / "snapshots" / ("c" * 40)
+    snapshot.mkdir(parents=True)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("c" * 40)
+    config_file(snapshot, CASES["Qwen3-8B-FP8"]["config"])
+    shape = model_named("acme/tiny-chat")
+    assert shape.name == "tiny-chat" and shape.weight_bytes < 10e9
+    with pytest.raises(ConfigError, match="acme/other"):
+        model_named("acme/other")
+
+
+@pytest.mark.usefixtures("no_hub")
 @pytest.mark.parametrize(
     ("name", "hint"),
     [("qwen3-8bb", "qwen3-8b"), ("Qwen/Qwen3-8B-FP8", "qwen3-8b"),
