@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.arguments.option import Option, Table
-from engine.core.config import LIMITS, POLICY_NAMES
+from engine.core.config import LIMITS, policy_options
+from engine.core.policy_registry import POLICIES
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEVICES = ("auto", "cpu", "cuda")
@@ -22,8 +23,12 @@ LOAD_FORMATS = ("safetensors", "dummy")
 LARGEST_SEED = 2**63 - 1
 
 # Situations, as they stand in the messages about options that do not apply.
-CHUNKING = tuple(f"policy {name}" for name in POLICY_NAMES if name != "prefill_first")
 DRAWS = "a temperature above 0"
+
+
+def _policies_with(option: str) -> tuple[str, ...]:
+    """The situations in which an option of the kernel means something."""
+    return tuple(f"policy {name}" for name in policy_options()[option][1])
 
 
 def _kernel(name: str, limits: str, help: str, **rest: object) -> Option:
@@ -45,7 +50,7 @@ DEPLOYMENT = (
         short=("-dp",), help="servers with the whole model each",
     ),
     Option(
-        name="policy", kind=str, choices=POLICY_NAMES, aliases=("scheduling_policy",),
+        name="policy", kind=str, choices=tuple(POLICIES), aliases=("scheduling_policy",),
         help="scheduling policy",
     ),
     _kernel("block_size", "block_size", "tokens in a KV block"),
@@ -76,11 +81,13 @@ DEPLOYMENT = (
     ),
     _kernel(
         "long_prefill_token_threshold", "long_prefill_token_threshold",
-        "longest chunk of one prompt in a step, 0 for no limit", belongs_to=CHUNKING,
+        "longest chunk of one prompt in a step, 0 for no limit",
+        belongs_to=_policies_with("long_prefill_token_threshold"),
     ),
     _kernel(
         "watermark_blocks", "watermark_blocks",
-        "blocks that admission leaves free while something runs", belongs_to=CHUNKING,
+        "blocks that admission leaves free while something runs",
+        belongs_to=_policies_with("watermark_blocks"),
     ),
     Option(
         name="async_scheduling", kind=bool,

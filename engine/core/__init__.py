@@ -20,8 +20,9 @@ from engine.core.plan import (
     StepPlan,
 )
 from engine.core.request import Request, RequestId
-from engine.core.scheduler import Scheduler, StepOrderError, UnknownRequest
+from engine.core.scheduler import Scheduler, SchedulerDead, StepOrderError
 from engine.core.tokens import Prompt
+from engine.core.views import UnknownRequest
 
 __all__ = [
     "Admission",
@@ -41,6 +42,7 @@ __all__ = [
     "RequestId",
     "RequestRejected",
     "Scheduler",
+    "SchedulerDead",
     "StepOrderError",
     "StepOutcome",
     "StepPlan",

@@ -101,19 +101,20 @@ def _check_queues(scheduler: Scheduler) -> None:
     _require(set(members) == set(state.running), "S4", "status and queue disagree")
     _require(len(members) == len(set(members)), "S4", "a sequence both decodes and prefills")
     holders = [s for s in state.sequences.values() if s.block_table]
-    if config.policy == "mixed" or config.bound_holders:
+    policy = scheduler.policy
+    if policy.bounds_holders(config):
         _require(len(holders) <= config.max_num_seqs, "S2", "too many sequences hold blocks")
     half_done = [*state.partial_prefills.values(), *[s for s in state.waiting if s.block_table]]
     if config.long_prefill_token_threshold == 0:
         _require(len(half_done) <= 1, "S8", "two prompts are half done")
     for sequence in state.waiting:
         if sequence.block_table:
-            allowed = config.policy == "prefill_first" and sequence is state.waiting[0]
+            allowed = policy.waiting_head_holds_blocks and sequence is state.waiting[0]
             _require(allowed, "B6", f"{sequence.request_id!r} waits and holds blocks")
 
 
 def _check_tables(scheduler: Scheduler) -> None:
-    manager, config = scheduler.state.manager, scheduler.config
+    manager = scheduler.state.manager
     for sequence in scheduler.state.sequences.values():
         name = sequence.request_id
         tokens = [*sequence.prompt, *scheduler.output_token_ids(name)]
@@ -125,7 +126,8 @@ def _check_tables(scheduler: Scheduler) -> None:
             )
             _require(len(tokens) < sequence.limit, "L6", f"{name!r} goes on past its limit")
         reserved = computed
-        if config.policy == "prefill_first" and sequence.block_table and not sequence.decoding:
+        whole = scheduler.policy.waiting_head_holds_blocks
+        if whole and sequence.block_table and not sequence.decoding:
             reserved = len(tokens)
         _require(
             len(sequence.block_table) == manager.blocks_for(reserved),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from typing import Any
 
 from engine.core.errors import ConfigError
+from engine.core.policy_registry import POLICIES, policy_class
 
-POLICY_NAMES = ("mixed", "prefill_first")
 # The least and most of every whole number; whoever takes these options reads their limits here.
 # Block ids are 32-bit integers on a device.
 LIMITS: dict[str, tuple[int, int | None]] = {
@@ -18,6 +20,8 @@ LIMITS: dict[str, tuple[int, int | None]] = {
     "hash_bits": (1, 64),
     "long_prefill_token_threshold": (0, None),
     "watermark_blocks": (0, None),
+    "max_num_active_seqs": (0, None),
+    "prefill_schedule_interval": (1, None),
 }
 
 
@@ -25,11 +29,11 @@ LIMITS: dict[str, tuple[int, int | None]] = {
 class KernelConfig:
     """Sizes, limits and policy options of one scheduler.
 
-    `num_blocks` counts usable blocks with ids from 0. Every option from
-    `long_prefill_token_threshold` on belongs to one policy or is a named hardening.
+    `num_blocks` counts usable blocks with ids from 0. The options between `hash_bits` and
+    `reject_impossible` belong to the policies that name them in `Policy.options`.
 
     Raises:
-        ConfigError: a value is impossible (LAW-C2).
+        ConfigError: a value is impossible, or an option belongs to another policy (LAW-C2).
     """
 
     num_blocks: int
@@ -41,11 +45,11 @@ class KernelConfig:
     enable_prefix_caching: bool = True
     # Bits of the block hash that are used; fewer only to test that hits never rest on the hash.
     hash_bits: int = 64
-    # mixed: longest chunk of one prompt in a step, 0 = no limit.
+    # Longest chunk of one prompt in a step, 0 = no limit.
     long_prefill_token_threshold: int = 0
-    # mixed: blocks that admission leaves free while something runs.
+    # Blocks that admission leaves free while something runs.
     watermark_blocks: int = 0
-    # mixed: admission looks at the whole sequence and not only at its first chunk.
+    # Admission looks at the whole sequence and not only at its first chunk.
     reserve_full_prompt: bool = True
     # prefill_first hardening: sequences that hold blocks are bounded by max_num_seqs.
     bound_holders: bool = True
@@ -57,12 +61,75 @@ class KernelConfig:
     reject_impossible: bool = True
     # One plan may stay uncommitted while the next is made.
     async_scheduling: bool = False
+    # The threshold grows to a fair share of the budget (vLLM 0.33, P-R2).
+    long_prefill_token_threshold_adaptive: bool = False
+    # The threshold also holds while there is one request only (vLLM up to 0.32, P-R1).
+    threshold_when_alone: bool = False
+    # Bounds running sequences instead of max_num_seqs; 0 = no bound of its own (P-R3).
+    max_num_active_seqs: int = 0
+    # Steps from one that carries prefill to the next one that may (P-R4).
+    prefill_schedule_interval: int = 1
+
+    def to_json(self) -> dict[str, object]:
+        """The options by name; those that came with vLLM 0.33's rules only where they are set."""
+        defaults = {field.name: field.default for field in fields(self)}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in _ONLY_WHERE_SET or value != defaults[name]
+        }
 
     def __post_init__(self) -> None:
         for option, (least, most) in LIMITS.items():
             _require_int(option, getattr(self, option), least, most)  # LAW-C2
-        if self.policy not in POLICY_NAMES:
-            raise ConfigError("policy", self.policy, f"must be one of {', '.join(POLICY_NAMES)}")
+        for option in _FLAGS:
+            if not isinstance(getattr(self, option), bool):
+                raise ConfigError(option, getattr(self, option), "must be true or false")
+        if self.max_num_active_seqs > self.max_num_seqs:
+            raise ConfigError(
+                "max_num_active_seqs",
+                self.max_num_active_seqs,
+                f"must be at most max_num_seqs={self.max_num_seqs}",
+            )
+        if self.policy not in POLICIES:
+            raise ConfigError("policy", self.policy, f"must be one of {', '.join(POLICIES)}")
+        for option, (default, owners) in policy_options().items():
+            if getattr(self, option) != default and self.policy not in owners:
+                raise ConfigError(
+                    option,
+                    getattr(self, option),
+                    f"belongs to policy {' and '.join(owners)}, not to {self.policy}",
+                )
+
+
+_ONLY_WHERE_SET = (
+    "long_prefill_token_threshold_adaptive",
+    "threshold_when_alone",
+    "max_num_active_seqs",
+    "prefill_schedule_interval",
+)
+_FLAGS = (
+    "enable_prefix_caching",
+    "reserve_full_prompt",
+    "bound_holders",
+    "bound_decode_tokens",
+    "bound_model_len",
+    "reject_impossible",
+    "async_scheduling",
+    "long_prefill_token_threshold_adaptive",
+    "threshold_when_alone",
+)
+
+
+@cache
+def policy_options() -> dict[str, tuple[Any, tuple[str, ...]]]:
+    """Options that not all policies have: their default, and the policies that have them."""
+    defaults = {field.name: field.default for field in fields(KernelConfig)}
+    owners: dict[str, tuple[str, ...]] = {}
+    for name in POLICIES:
+        for option in sorted(policy_class(name).options):
+            owners[option] = (*owners.get(option, ()), name)
+    return {option: (defaults[option], names) for option, names in owners.items()}
 
 
 def _require_int(option: str, value: object, least: int, most: int | None) -> None:

@@ -99,6 +99,15 @@ class DecodeSet:
         """Tokens of a member, the one that is being sampled included."""
         return sequence.base + self.clock
 
+    def num_known(self, sequence: Sequence) -> int:
+        """Prompt and committed outputs of any sequence, tokens in flight left out."""
+        known = sequence.num_tokens
+        row = sequence.row
+        if sequence.decoding and row < len(self._rows) and self._rows[row] is sequence:
+            booked = len(self._columns) if self._run is None else self._run_steps
+            known += booked - sequence.num_synced
+        return known
+
     def advance(self, unscheduled: Seq[Sequence] = ()) -> None:
         """One decode step: every member gains a token, except those unscheduled."""
         self.clock += 1

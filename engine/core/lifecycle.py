@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 
 from engine.core.config import KernelConfig
 from engine.core.errors import RequestRejected
+from engine.core.policy_registry import policy_class
 from engine.core.request import Request, RequestId
 from engine.core.sequence import Sequence
 from engine.core.state import KernelState
@@ -16,9 +17,9 @@ from engine.core.step import OpenStep
 def length_limit(config: KernelConfig, request: Request) -> int:
     """The number of tokens at which a request ends with reason `length`."""
     limit = len(request.prompt) + request.max_tokens
-    if config.policy == "prefill_first" and not config.bound_model_len:
-        return limit
-    return min(limit, config.max_model_len)
+    if policy_class(config.policy).ends_at_max_model_len(config):
+        return min(limit, config.max_model_len)
+    return limit
 
 
 def check_request(config: KernelConfig, request: Request, live: Container[RequestId]) -> None:

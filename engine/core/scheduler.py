@@ -17,36 +17,41 @@ from engine.core.config import KernelConfig
 from engine.core.errors import KernelBug, LockstepError
 from engine.core.lifecycle import Ending, check_request, length_limit
 from engine.core.plan import DecodeRun, Finished, NewBlocks, StepOutcome, StepPlan
-from engine.core.policies import make_policy
+from engine.core.policies.policy import Policy
+from engine.core.policy_registry import policy_class
 from engine.core.request import Request, RequestId
 from engine.core.sequence import Sequence
 from engine.core.state import KernelState
 from engine.core.step import OpenStep, Step
-
-
-class UnknownRequest(LockstepError, KeyError):
-    """No live request has this id."""
+from engine.core.views import SchedulerViews
 
 
 class StepOrderError(LockstepError, RuntimeError):
     """schedule, commit and discard were called in an order that the contract forbids."""
 
 
-class Scheduler:
+class SchedulerDead(LockstepError, RuntimeError):
+    """A call was cut short half-way, by an interrupt or a bug, and the state is lost with it."""
+
+
+class Scheduler(SchedulerViews):
     """One scheduler with its block pool; copyable with `copy.deepcopy`.
 
-    At most one plan is open between `schedule` and `commit`, two with `async_scheduling`.
+    At most one plan is open between `schedule` and `commit`, two with `async_scheduling`. A call
+    that refuses its arguments has changed nothing. One that is cut short, for example by a
+    KeyboardInterrupt, leaves the scheduler dead: every later call raises SchedulerDead.
     """
 
     def __init__(self, config: KernelConfig) -> None:
         self.config = config
-        self.policy = make_policy(config)
+        self.policy: Policy = policy_class(config.policy)()
         manager = BlockManager(config, self.policy.unregistered_first, self.policy.serve_newest)
-        self.state = KernelState(config, manager)
+        self.state = KernelState(config, manager, self.policy.make_waiting())
         self._open: deque[OpenStep] = deque()
         self._aborting: dict[RequestId, None] = {}
         self._ending = Ending(self.state)
         self._next_step = 0
+        self._unfinished = ""  # the call that is changing the state
 
     # Requests -----------------------------------------------------------------------------
 
@@ -58,9 +63,10 @@ class Scheduler:
         """
         check_request(self.config, request, self._ids_in_use(request.request_id))
         sequence = Sequence(request, length_limit(self.config, request))
-        self.state.sequences[request.request_id] = sequence
-        self.state.waiting.append(sequence)
+        self._begin("add")
+        self.state.add(sequence)
         self._ending.watch(sequence)
+        self._unfinished = ""
 
     def abort(self, request_id: RequestId) -> Finished | None:
         """Ends a request; while a plan is open that happens at its commit, and None is returned.
@@ -72,7 +78,10 @@ class Scheduler:
         if self._open:
             self._aborting[request_id] = None
             return None
-        return self._retire(sequence, "abort")
+        self._begin("abort")
+        finished = self._retire(sequence, "abort")
+        self._unfinished = ""
+        return finished
 
     # Steps --------------------------------------------------------------------------------
 
@@ -86,11 +95,13 @@ class Scheduler:
             raise StepOrderError("schedule() was called without work")
         if len(self._open) > self.config.async_scheduling:
             raise StepOrderError("schedule() was called with an uncommitted plan")
+        self._begin("schedule")
         step = self._begin_step(tokens_open=bool(self._open))
         self.policy.fill(self.state, step)
         plan = step.plan(self._next_step, self.state)
         self._check_progress(plan)
         self._open.append(self._book(step, plan))
+        self._unfinished = ""
         return plan
 
     def commit(
@@ -98,30 +109,53 @@ class Scheduler:
     ) -> StepOutcome:
         """Books the tokens of the oldest open plan, one per id of `plan.sampled_ids`.
 
-        `stopped` are ids that a stop string ended with this token. A commit that raises has
-        changed nothing.
+        `stopped` are ids that a stop string ended with this token.
+
+        Raises:
+            StepOrderError: not the oldest open plan, or tokens or stops that do not fit to it;
+                nothing has changed.
         """
         record = self._oldest_open(plan)
-        sampled = plan.sampled_ids
-        if len(token_ids) != len(sampled):
-            raise StepOrderError(
-                f"commit() of step {plan.step}: {len(token_ids)} tokens for {len(sampled)} entries"
-            )
+        tokens = self._check_tokens(plan, token_ids)
         for request_id in stopped:
+            if request_id not in plan.sampled_ids:
+                raise StepOrderError(
+                    f"commit() of step {plan.step}: {request_id!r} has no token in it to stop at"
+                )
             self._sequence(request_id)
+        self._begin("commit")
+        outcome = self._commit(record, tokens, stopped)
+        self._unfinished = ""
+        return outcome
+
+    def _check_tokens(self, plan: StepPlan, token_ids: Seq[int]) -> array[int]:
+        """The tokens as our own copy: the caller may use its buffer again."""
+        if len(token_ids) != len(plan.sampled_ids):
+            raise StepOrderError(
+                f"commit() of step {plan.step}: {len(token_ids)} tokens for "
+                f"{len(plan.sampled_ids)} entries"
+            )
+        try:
+            return array("q", token_ids)
+        except (TypeError, OverflowError) as error:
+            raise StepOrderError(f"commit() of step {plan.step}: bad token, {error}") from None
+
+    def _commit(
+        self, record: OpenStep, token_ids: array[int], stopped: Collection[RequestId]
+    ) -> StepOutcome:
+        """Books keys, tokens and ends of the oldest open step, in this order (P-P5)."""
+        sampled: Seq[RequestId] = record.plan.sampled_ids
+        kept: Seq[int] = token_ids
         self._open.popleft()
         self._cache_full_blocks(record.uncached)
         self._book_tokens(record, token_ids)
         reasons = self._ending.reasons(record, sampled, token_ids, stopped, self._aborting)
         finished = self._finish(reasons, sampled)
-        for sequence in record.voided:
-            self.state.manager.release(sequence)
-        if record.voided or any(ended.reason == "abort" for ended in finished):
-            dropped = {sequence.request_id for sequence in record.voided}
-            dropped.update(ended.request_id for ended in finished if ended.reason == "abort")
-            kept = [pair for pair in zip(sampled, token_ids, strict=True) if pair[0] not in dropped]
-            sampled, token_ids = [pair[0] for pair in kept], [pair[1] for pair in kept]
-        return StepOutcome(plan.step, sampled, token_ids, finished)
+        dropped = record.dropped | {end.request_id for end in finished if end.reason == "abort"}
+        if dropped:
+            pairs = [p for p in zip(sampled, token_ids, strict=True) if p[0] not in dropped]
+            sampled, kept = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        return StepOutcome(record.plan.step, sampled, kept, finished)
 
     def discard(self, plan: StepPlan) -> tuple[Finished, ...]:
         """Undoes a step that failed: its keys are taken back and its requests end with `error`.
@@ -129,16 +163,17 @@ class Scheduler:
         Plans made after it are discarded with it. Preempted requests stay in waiting.
         """
         self._oldest_open(plan)
+        self._begin("discard")
         failed: dict[RequestId, None] = {}
         records, self._open = [*self._open], deque()
         for record in records:
             for block_id in record.cached:
                 self.state.manager.pool.unregister(block_id)
             failed.update(dict.fromkeys(entry.request_id for entry in record.plan.entries))
-            for sequence in record.voided:
-                self.state.manager.release(sequence)
         reasons = {**dict.fromkeys(failed, "error"), **dict.fromkeys(self._aborting, "abort")}
-        return self._finish(reasons, ())
+        finished = self._finish(reasons, ())
+        self._unfinished = ""
+        return finished
 
     # Runs of equal decode steps ---------------------------------------------------------------
 
@@ -147,9 +182,14 @@ class Scheduler:
 
         Only the last of them may finish requests. At least 1.
         """
-        state, decodes = self.state, self.state.decodes
         record = self._oldest_open(plan)
-        if self._is_unsteady(record) or not self.policy.admits_none(state, len(plan.decode)):
+        record.horizon = self._find_horizon(record)
+        return record.horizon
+
+    def _find_horizon(self, record: OpenStep) -> int:
+        state, decodes = self.state, self.state.decodes
+        num_rows = len(record.plan.decode)
+        if self._is_unsteady(record) or not self.policy.admits_none(state, num_rows):
             return 1
         limit = decodes.next_limit()
         if limit is None:
@@ -175,8 +215,9 @@ class Scheduler:
         """
         record = self._oldest_open(plan)
         rows = range(len(plan.decode))
-        if plan.chunks or num_steps < 1 or (num_steps > 1 and self._is_unsteady(record)):
+        if plan.chunks or num_steps < 1 or (num_steps > 1 and num_steps > self._horizon_of(record)):
             raise StepOrderError(f"run_decode() cannot take {num_steps} steps from {plan.step} on")
+        self._begin("run_decode")
         blocks: list[tuple[int, NewBlocks]] = [(0, new) for new in plan.new_blocks]
         num_free = self.num_free_blocks
         if num_steps > 1:
@@ -196,9 +237,17 @@ class Scheduler:
                 record = self._book(step, plan)
             self.state.decodes.end_run()
             self._open[0] = record
-        outcome = self.commit(plan, [tokens(row)[num_steps - 1] for row in rows])
+        last_tokens = array("q", [tokens(row)[num_steps - 1] for row in rows])
+        outcome = self._commit(record, last_tokens, ())
+        self._unfinished = ""
         outcome = replace(outcome, step=plan.step + num_steps - 1)
         return DecodeRun(plan.step, num_steps, plan.decode, tuple(blocks), num_free, outcome)
+
+    def _horizon_of(self, record: OpenStep) -> int:
+        """The horizon that `decode_horizon` told for this plan, or now finds."""
+        if self._is_unsteady(record):
+            return 1
+        return record.horizon or self.decode_horizon(record.plan)
 
     def _is_unsteady(self, record: OpenStep) -> bool:
         """Whether something other than the same decodes may follow, for reasons known right now."""
@@ -214,77 +263,25 @@ class Scheduler:
             or self._ending.may_stop()
         )
 
-    # Views --------------------------------------------------------------------------------
-
-    @property
-    def has_work(self) -> bool:
-        """Whether anything waits or runs."""
-        return bool(self.state.waiting or self.state.running)
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests in waiting, half-done prompts of `prefill_first` included."""
-        return len(self.state.waiting)
-
-    @property
-    def num_running(self) -> int:
-        """Requests in running."""
-        return len(self.state.running)
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks that no table holds."""
-        return self.state.manager.pool.num_free
-
-    @property
-    def open_plans(self) -> tuple[StepPlan, ...]:
-        """Plans that are neither committed nor discarded, oldest first."""
-        return tuple(record.plan for record in self._open)
-
-    def waiting_ids(self) -> list[RequestId]:
-        """Waiting requests, front first."""
-        return [sequence.request_id for sequence in self.state.waiting]
-
-    def running_ids(self) -> list[RequestId]:
-        """Running requests, oldest first."""
-        return [*self.state.running]
-
-    def free_order(self) -> list[int]:
-        """All free blocks, the next one to be handed out first. O(pool): for tests."""
-        return self.state.manager.pool.free_order()
-
-    def block_table(self, request_id: RequestId) -> tuple[int, ...]:
-        """The request's blocks in order of position."""
-        return tuple(self._sequence(request_id).block_table)
-
-    def num_tokens(self, request_id: RequestId) -> int:
-        """Prompt and outputs, tokens of open plans included."""
-        sequence = self._sequence(request_id)
-        return self.state.decodes.num_tokens(sequence) if sequence.decoding else sequence.num_tokens
-
-    def num_computed_tokens(self, request_id: RequestId) -> int:
-        """Leading tokens whose KV is valid, or will be once the open plans are computed."""
-        sequence = self._sequence(request_id)
-        if sequence.decoding:
-            return self.state.decodes.num_tokens(sequence) - 1  # LAW-S5
-        return sequence.num_computed_tokens
-
-    def output_token_ids(self, request_id: RequestId) -> array[int]:
-        """The outputs so far."""
-        sequence = self._sequence(request_id)
-        self.state.decodes.sync_outputs(sequence)
-        return sequence.output_token_ids[:]
-
     # Parts --------------------------------------------------------------------------------
 
     def _ids_in_use(self, request_id: RequestId) -> Collection[RequestId]:
-        """Live ids; one that ended lives on while an open plan still holds its blocks."""
-        voided = {s.request_id for record in self._open for s in record.voided}
-        return {request_id} if request_id in voided else self.state.sequences
+        """Live ids, and that of one that ended while an open plan still computes for it."""
+        dropped = any(request_id in record.dropped for record in self._open)
+        return {request_id} if dropped else self.state.sequences
+
+    def _begin(self, call: str) -> None:
+        if self._unfinished:
+            raise SchedulerDead(
+                f"{call}(): an earlier {self._unfinished}() was cut short, make a new scheduler"
+            )
+        self._unfinished = call
 
     def _begin_step(self, tokens_open: bool) -> Step:
         self.state.manager.cached_in_step = {}
-        return Step(self.config.max_num_batched_tokens, tokens_open)
+        return Step(
+            self.config.max_num_batched_tokens, tokens_open, self.policy.registers_when_scheduled
+        )
 
     def _book(self, step: Step, plan: StepPlan) -> OpenStep:
         """Books a decided step: its counts grow, and it is open until its commit."""
@@ -296,6 +293,8 @@ class Scheduler:
         return OpenStep(plan, sequences, ending, step.uncached, cached)
 
     def _check_progress(self, plan: StepPlan) -> None:
+        if self.config.prefill_schedule_interval > 1 and plan.preempted:
+            return  # the only decodes gave way while prompts are held back (P-R4)
         if not plan.num_entries and self.config.reject_impossible and not self._open:
             raise KernelBug("L1", f"step {plan.step} schedules nothing although there is work")
 
@@ -304,15 +303,12 @@ class Scheduler:
             raise StepOrderError(f"the plan of step {plan.step} is not the oldest open one")
         return self._open[0]
 
-    def _sequence(self, request_id: RequestId) -> Sequence:
-        sequence = self.state.sequences.get(request_id)
-        if sequence is None:
-            raise UnknownRequest(f"no live request {request_id!r}")
-        return sequence
-
     def _cache_full_blocks(self, filled: list[tuple[Sequence, int]]) -> None:
         """Registers full blocks, in batch order, of those that still hold them."""
+        size = self.config.block_size
         for sequence, num_computed_tokens in filled:
+            if sequence.num_cached_blocks * size >= num_computed_tokens:
+                continue  # a later step that serves it was first (P-P5)
             if sequence.block_table and sequence.request_id in self.state.sequences:
                 self.state.decodes.sync_outputs(sequence)
                 self.state.manager.cache_full_blocks(sequence, num_computed_tokens)
@@ -355,12 +351,15 @@ class Scheduler:
         return tuple(finished)
 
     def _retire(self, sequence: Sequence, reason: str) -> Finished:
-        """Ends a request; blocks that an open plan still writes are kept until its commit."""
+        """Ends a request; its blocks are free at once (P-P4).
+
+        An open plan may still write to one of them. It runs before every later plan, on one
+        in-order stream, so whoever is given the block next writes after it.
+        """
         self.state.remove(sequence)
         self._ending.unwatch(sequence)
-        writer = next((r for r in reversed(self._open) if r.has(sequence.request_id)), None)
-        if writer is None:
-            self.state.manager.release(sequence)
-        else:
-            writer.voided.append(sequence)
+        self.state.manager.release(sequence)
+        for record in self._open:
+            if record.has(sequence.request_id):
+                record.dropped.add(sequence.request_id)
         return Finished(sequence.request_id, reason, sequence.output_token_ids)

@@ -18,6 +18,8 @@ class Sequence:
 
     __slots__ = (
         "admission_index",
+        "arrival",
+        "arrival_index",
         "base",
         "block_table",
         "chain",
@@ -48,6 +50,8 @@ class Sequence:
         self.root: ChainNode | None = None
         self.decoding = False
         self.base = 0
+        self.arrival = 0  # moment of arrival, by the caller's clock or counted
+        self.arrival_index = 0  # place in the order in which requests were added
         self.admission_index = 0  # place in running: grows with each admission
         self.row = 0
         self.num_synced = 0

@@ -6,7 +6,6 @@ An optional field that has its default is left out, so most lines stay short.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 
 from engine.steplog.ids import encode_ids, encode_prompt
 from engine.steplog.records import (
@@ -31,7 +30,7 @@ def header_to_json(header: LogHeader) -> Json:
         "version": FORMAT_VERSION,
         "lockstep": header.lockstep_version,
         "writer": header.writer,
-        "kernel": asdict(header.kernel),
+        "kernel": header.kernel.to_json(),
         "options": dict(header.options),
         "model": dict(header.model),
         "hardware": dict(header.hardware),

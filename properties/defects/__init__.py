@@ -3,14 +3,20 @@
 Owns wrong kernels and perturbed ones. Imports `engine.core` only, so that any suite can use them.
 """
 
-from properties.defects import decisions, fairness
+from properties.defects import asynchrony, by_priority, decisions, fairness
 from properties.defects import endings as lifecycle
 from properties.defects import prefix_cache as cache
 from properties.defects import tables as blocks
 from properties.defects.planting import Mutant, Planted
 
 MUTANTS: tuple[Mutant, ...] = (
-    blocks.MUTANTS + cache.MUTANTS + decisions.MUTANTS + lifecycle.MUTANTS + fairness.MUTANTS
+    blocks.MUTANTS
+    + cache.MUTANTS
+    + decisions.MUTANTS
+    + lifecycle.MUTANTS
+    + fairness.MUTANTS
+    + asynchrony.MUTANTS
+    + by_priority.MUTANTS
 )
 
 __all__ = ["MUTANTS", "Mutant", "Planted"]

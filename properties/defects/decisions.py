@@ -8,12 +8,13 @@ from typing import ClassVar
 from engine.core.block_manager import Hits
 from engine.core.config import KernelConfig
 from engine.core.plan import StepPlan
-from engine.core.policies import MixedPolicy, PrefillFirstPolicy
+from engine.core.policies.mixed import MixedPolicy
+from engine.core.policies.prefill_first import PrefillFirstPolicy
 from engine.core.request import Request, RequestId
 from engine.core.sequence import Sequence
 from engine.core.state import KernelState
 from engine.core.step import Step
-from properties.defects.planting import Mutant, Planted
+from properties.defects.planting import Mutant, Planted, fcfs
 
 
 class _NoBudgetPolicy(MixedPolicy):
@@ -80,7 +81,7 @@ class CountsSampledAsComputed(Planted):
 class _VictimLastState(KernelState):
     def preempt(self, sequence: Sequence) -> None:
         super().preempt(sequence)
-        self.waiting.rotate(-1)
+        fcfs(self).rotate(-1)
 
 
 class VictimGoesToTheBack(Planted):
@@ -119,8 +120,8 @@ class VictimStaysInBatch(Planted):
 
 
 class _CrumbsPolicy(MixedPolicy):
-    def _chunk(self, state: KernelState, sequence: Sequence, budget: int) -> int:
-        return min(super()._chunk(state, sequence, budget), 1)
+    def _chunk(self, state: KernelState, remaining: int, budget: int) -> int:
+        return min(super()._chunk(state, remaining, budget), 1)
 
 
 class ManyHalfDonePrompts(Planted):
@@ -152,7 +153,7 @@ class NewestArrivalFirst(Planted):
     def add(self, request: Request) -> None:
         """Queues at the wrong end."""
         super().add(request)
-        self.state.waiting.rotate(1)
+        fcfs(self.state).rotate(1)
 
 
 class _OldestVictimState(KernelState):
@@ -263,7 +264,7 @@ class _SkipsPolicy(MixedPolicy):
         for _ in range(len(state.waiting)):
             if super()._admit_next(state, step):
                 return True
-            state.waiting.rotate(-1)
+            fcfs(state).rotate(-1)
         return False
 
 

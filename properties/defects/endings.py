@@ -8,7 +8,8 @@ from engine.core.block_manager import Hits
 from engine.core.config import KernelConfig
 from engine.core.errors import RequestRejected
 from engine.core.plan import Finished
-from engine.core.policies import MixedPolicy, PrefillFirstPolicy
+from engine.core.policies.mixed import MixedPolicy
+from engine.core.policies.prefill_first import PrefillFirstPolicy
 from engine.core.request import Request, RequestId
 from engine.core.sequence import Sequence
 from engine.core.state import KernelState

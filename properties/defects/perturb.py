@@ -11,7 +11,9 @@ from random import Random
 from engine.core.block_manager import BlockManager, Hits
 from engine.core.config import KernelConfig
 from engine.core.plan import StepPlan
-from engine.core.policies import MixedPolicy, PrefillFirstPolicy
+from engine.core.policies.mixed import MixedPolicy
+from engine.core.policies.prefill_first import PrefillFirstPolicy
+from engine.core.policies.priority import PriorityPolicy
 from engine.core.sequence import Sequence
 from engine.core.state import KernelState
 from engine.core.step import Step
@@ -59,12 +61,16 @@ class _PerturbedMixed(MixedPolicy):
             return needed + state.config.num_blocks
         return needed
 
-    def _chunk(self, state: KernelState, sequence: Sequence, budget: int) -> int:
+    def _chunk(self, state: KernelState, remaining: int, budget: int) -> int:
         """`split`: a chunk may end early."""
-        count = super()._chunk(state, sequence, budget)
+        count = super()._chunk(state, remaining, budget)
         if count > 1 and self.dice.roll("split", 0.3):
             return self.dice.rng.randint(1, count)
         return count
+
+
+class _PerturbedPriority(PriorityPolicy, _PerturbedMixed):
+    pass
 
 
 class _PerturbedPrefillFirst(PrefillFirstPolicy):
@@ -84,6 +90,7 @@ class Perturbed(Planted):
     manager_class = _PerturbedManager
     mixed_class = _PerturbedMixed
     prefill_first_class = _PerturbedPrefillFirst
+    priority_class = _PerturbedPriority
 
     def __init__(self, config: KernelConfig) -> None:
         super().__init__(config)

@@ -10,11 +10,15 @@ from engine.core.block_pool import BlockPool
 from engine.core.config import KernelConfig
 from engine.core.decode_set import DecodeSet
 from engine.core.hashing import PrefixIndex
-from engine.core.policies import MixedPolicy, Policy, PrefillFirstPolicy
+from engine.core.policies.mixed import MixedPolicy
+from engine.core.policies.policy import Policy
+from engine.core.policies.prefill_first import PrefillFirstPolicy
+from engine.core.policies.priority import PriorityPolicy
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.state import KernelState
 from engine.core.step import Step
+from engine.core.waiting import FcfsQueue
 
 
 class Planted(Scheduler):
@@ -28,20 +32,27 @@ class Planted(Scheduler):
     step_class: ClassVar[type[Step]] = Step
     mixed_class: ClassVar[type[MixedPolicy]] = MixedPolicy
     prefill_first_class: ClassVar[type[PrefillFirstPolicy]] = PrefillFirstPolicy
+    priority_class: ClassVar[type[PriorityPolicy]] = PriorityPolicy
 
     def __init__(self, config: KernelConfig) -> None:
         super().__init__(config)
-        policy: Policy = self.mixed_class()
-        if config.policy == "prefill_first":
-            policy = self.prefill_first_class()
+        policy = self._policy_class(config.policy)()
         order = (policy.unregistered_first, policy.serve_newest)
         manager = self.manager_class(config, *order)
         manager.index = self.index_class(config.hash_bits)
         manager.pool = self.pool_class(config.num_blocks, manager.index, *order)
         self.policy = policy
-        self.state = self.state_class(config, manager)
+        self.state = self.state_class(config, manager, policy.make_waiting())
         self.state.decodes = self.decodes_class(config.block_size)
         self._ending._state = self.state
+
+    def _policy_class(self, name: str) -> type[Policy]:
+        classes: dict[str, type[Policy]] = {
+            "mixed": self.mixed_class,
+            "prefill_first": self.prefill_first_class,
+            "priority": self.priority_class,
+        }
+        return classes[name]
 
     def _begin_step(self, tokens_open: bool) -> Step:
         step = super()._begin_step(tokens_open)
@@ -56,7 +67,9 @@ class Mutant:
     law: str
     factory: type[Scheduler]
     source: str  # where it was seen, or "own"
-    policy: str | None = None  # where it can show; None = both
+    policy: str | None = None  # where it can show; None = all
+    is_async: bool = False  # it shows only with asynchronous scheduling
+    workloads: str = "random_workload"  # of properties.search.workloads
 
     @property
     def name(self) -> str:
@@ -67,6 +80,12 @@ class Mutant:
     def what(self) -> str:
         """What is wrong, in one line."""
         return (self.factory.__doc__ or "").strip().splitlines()[0]
+
+
+def fcfs(state: KernelState) -> FcfsQueue:
+    """The waiting queue of a policy that serves in order of arrival."""
+    assert isinstance(state.waiting, FcfsQueue)
+    return state.waiting
 
 
 def find_hits(manager: BlockManager, sequence: Sequence, most: int) -> Hits:

@@ -6,7 +6,7 @@ from engine.core.block_manager import NO_HITS, BlockManager, Hits
 from engine.core.block_pool import BlockPool
 from engine.core.free_list import FreeList
 from engine.core.hashing import ChainNode, ExtraKeys, PrefixIndex
-from engine.core.policies import MixedPolicy
+from engine.core.policies.mixed import MixedPolicy
 from engine.core.sequence import Sequence
 from engine.core.state import KernelState
 from engine.core.step import Step

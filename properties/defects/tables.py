@@ -8,7 +8,8 @@ from engine.core.block_manager import BlockManager, Hits
 from engine.core.block_pool import BlockPool
 from engine.core.config import KernelConfig
 from engine.core.decode_set import DecodeSet
-from engine.core.policies import MixedPolicy, PrefillFirstPolicy
+from engine.core.policies.mixed import MixedPolicy
+from engine.core.policies.prefill_first import PrefillFirstPolicy
 from engine.core.sequence import Sequence
 from engine.core.state import KernelState
 from engine.core.step import Step

@@ -5,17 +5,17 @@ Owns the picture of what the state must be, and the judging of each step. Import
 """
 
 from properties.follower.follower import (
-    SUSPENDED_IF_ASYNC,
     SUSPENDED_IF_PERTURBED,
     SUSPENDED_IF_PREFILL_FIRST,
+    SUSPENDED_IF_PRIORITY,
     Follower,
 )
 from properties.follower.run_sums import Ledger
 
 __all__ = [
-    "SUSPENDED_IF_ASYNC",
     "SUSPENDED_IF_PERTURBED",
     "SUSPENDED_IF_PREFILL_FIRST",
+    "SUSPENDED_IF_PRIORITY",
     "Follower",
     "Ledger",
 ]

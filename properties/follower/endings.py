@@ -27,8 +27,8 @@ def commit(picture: Picture, step: OpenStep, tokens: Sequence[int], outcome: Ste
             if picture.ledger.ended[name] in ("stop", "length"):
                 picture.ledger.aborted_work += count  # the entry was void (async)
             continue
-        if not picture.mixed or picture.config.async_scheduling:
-            moves.register(picture, track, first, first + count, step.number)
+        if (not picture.mixed or samples) and track.preempted == step.preemptions[place]:
+            moves.register(picture, track, first + count, step.number)
         if token is not None and not track.wants_abort:
             kept.append((name, token))
             track.append(token, decoding=track.preempted == step.preemptions[place])
@@ -37,9 +37,13 @@ def commit(picture: Picture, step: OpenStep, tokens: Sequence[int], outcome: Ste
             if reason is not None:
                 ending[name] = reason
     end_all(picture, ending, outcome.finished)
-    for table in step.voided:
-        picture.blocks.release(table, picture.complain)
     if list(zip(outcome.sampled, outcome.token_ids, strict=True)) != kept:
+        told_ids = set(outcome.sampled)
+        stale = {track.request.request_id for track in picture.waiting}
+        if told_ids - {name for name, _ in kept} and any(e[0].ended for e in step.entries):
+            picture.complain("A2", f"tokens of void entries went to {list(outcome.sampled)}")
+        if stale & ({name for name, _ in kept} - told_ids):
+            picture.complain("A3", f"{list(outcome.sampled)} got tokens, expected {kept}")
         picture.complain("S12", f"tokens went to {list(outcome.sampled)}, expected {kept}")
     if len(outcome.finished) > 1:
         picture.ledger.goals["two ends in one step"] += 1
@@ -75,7 +79,7 @@ def finish_reason(picture: Picture, track: Track, token: int) -> str | None:
 
 def _check_first_tokens(picture: Picture) -> None:
     """LAW-S9: nobody samples its first token before an earlier arrival did."""
-    if picture.config.long_prefill_token_threshold:
+    if picture.config.long_prefill_token_threshold or picture.by_priority:
         return
     before = True
     for track in sorted(picture.live.values(), key=lambda track: track.arrival):
@@ -105,11 +109,8 @@ def end(picture: Picture, track: Track, finished: Finished | None, reason: str, 
     ledger.ended[name] = reason
     # What was returned, not what was sampled: probes compare the former.
     ledger.outputs[name] = list(finished.output_token_ids) if finished is not None else []
-    writing = [step for step in picture.open if any(entry[0] is track for entry in step.entries)]
-    if writing:
-        writing[-1].voided.append(track.table)
-    else:
-        picture.blocks.release(track.table, picture.complain)
+    # At once, though a step in flight may still write to one of them: it runs before all others.
+    picture.blocks.release(track.table, picture.complain)
     track.table = []
     track.ended = True
     for queue in (picture.waiting, picture.running):
@@ -136,26 +137,36 @@ def _check_outputs(picture: Picture, track: Track) -> None:
         picture.complain("E1", detail)
 
 
-def discard(picture: Picture, step: OpenStep, finished: Sequence[Finished]) -> None:
-    """A failed step: its keys and its members go, and nobody knows what its slots hold."""
+def discard(picture: Picture, steps: Sequence[OpenStep], finished: Sequence[Finished]) -> None:
+    """A failed step and those after it: keys and members go."""
+    ending: dict[RequestId, str] = {}
+    for step in steps:
+        ending.update(_undo(picture, step))
+    if len(steps) > 1 and set(ending) - {end.request_id for end in finished}:
+        picture.complain("A4", f"of {list(ending)} only {list(finished)} ended")
+    if len(steps) > 1:  # two batches have no common order
+        told = [end.request_id for end in finished if end.request_id in ending]
+        ending = {name: ending[name] for name in [*told, *ending]}
+    end_all(picture, ending, finished)
+
+
+def _undo(picture: Picture, step: OpenStep) -> dict[RequestId, str]:
+    """Takes back one step's keys; nobody knows what its slots hold. Who ends by it."""
     blocks, size = picture.blocks, picture.config.block_size
     goals.note_discard(picture, step)
     for block in range(blocks.num_blocks):
         if blocks.keyed_step[block] == step.number:
             blocks.unregister(block)
     ending: dict[RequestId, str] = {}
-    for track, first, count, samples, table in step.entries:
+    for track, first, count, _, table in step.entries:
         if not track.ended:
-            track.pending -= samples
             ending[track.request.request_id] = "error"
         elif picture.ledger.ended[track.request.request_id] in ("stop", "length"):
             picture.ledger.aborted_work += count
         for position in range(first, first + count):
             if position // size < len(table):
                 blocks.contents[table[position // size]][position % size] = None
-    for table in step.voided:
-        blocks.release(table, picture.complain)
-    end_all(picture, ending, finished)
+    return ending
 
 
 def compare_state(picture: Picture, target: Target) -> None:
@@ -164,6 +175,12 @@ def compare_state(picture: Picture, target: Target) -> None:
     waiting = [track.request.request_id for track in picture.waiting]
     running = [track.request.request_id for track in picture.running]
     told_waiting, told_running = target.waiting_ids(), target.running_ids()
+    if (
+        picture.by_priority
+        and told_waiting != waiting
+        and sorted(map(str, told_waiting)) == sorted(map(str, waiting))
+    ):
+        complain("S14", f"waiting is {told_waiting}, by priority and arrival {waiting}")
     if told_waiting != waiting or told_running != running:
         if sorted(map(str, told_waiting + told_running)) != sorted(map(str, waiting + running)):
             complain("L4", f"live are {told_waiting} and {told_running}, not {waiting}, {running}")
@@ -189,6 +206,9 @@ def compare_state(picture: Picture, target: Target) -> None:
 
 def _compare_free(picture: Picture, target: Target) -> None:
     blocks, complain = picture.blocks, picture.complain
+    void = any(entry[0].ended for step in picture.open for entry in step.entries)
+    if void and target.num_free_blocks < len(blocks.free):
+        complain("A2", f"{target.num_free_blocks} blocks are free, {len(blocks.free)} should be")
     order = target.free_order()
     if order is None:  # an adapter that cannot tell
         if target.num_free_blocks != len(blocks.free):

@@ -18,8 +18,9 @@ TIGHTNESS = frozenset({"T1", "T2", "T3", "T4", "T5"})
 SUSPENDED_IF_PERTURBED = TIGHTNESS | {"S8", "S9", "S10", "B11", "L2", "K9", "L9", "L10"}
 # It serves prompts first by design, however long that lets decodes wait.
 SUSPENDED_IF_PREFILL_FIRST = frozenset({"L9"})
-# Keys of generated blocks wait for their token, and an EOS is seen one step late.
-SUSPENDED_IF_ASYNC = TIGHTNESS | {"K9", "B11", "S10", "L2"}
+# Any request may give way, one that was served in the same step too, and then the plan does not
+# tell which blocks it had taken; the naive reference decides the same or complains.
+SUSPENDED_IF_PRIORITY = frozenset({"T4", "K9", "B11"})
 
 
 class Follower(Picture):
@@ -32,12 +33,20 @@ class Follower(Picture):
 
     # ---- requests ----
 
+    def is_in_flight(self, request: Request) -> bool:
+        """Whether an open step still computes for a request that had this id."""
+        name = request.request_id
+        entries = [entry for step in self.open for entry in step.entries]
+        return any(track.request.request_id == name for track, *_ in entries)
+
     def on_add(self, request: Request, seed: int) -> None:
         """A request was accepted."""
-        track = Track(request, len(self.ledger.added), seed)
+        track = Track(request, self.ledger.num_added, seed)
+        self.ledger.num_added += 1
         self.ledger.added.add(request.request_id)
+        self.ledger.ended.pop(request.request_id, None)  # an id may be used again after its end
         self.live[request.request_id] = track
-        self.waiting.append(track)
+        moves.enqueue(self, track)
         goals.note_request(self, request)
 
     def on_abort(self, request_id: RequestId, finished: Finished | None, target: Target) -> None:
@@ -147,6 +156,7 @@ class Follower(Picture):
         self.blocks.take_new(fresh, hits, self.complain)
         track.table = list(gained)
         track.computed = admission.hit_tokens
+        track.cached = num_hits
         track.reserved = reserve
         track.sampled = False
         self.ledger.hit_tokens += admission.hit_tokens
@@ -195,8 +205,12 @@ class Follower(Picture):
             self.complain("W5", f"{name!r} computes from {first}, valid are {track.computed}")
         if count < 1 or first + count > known:
             self.complain("S3", f"{name!r} computes {count} tokens from {first} of {known}")
+        if tightness.waits_for_last_token(self, track):
+            self.complain("A1", f"{name!r} goes on although its token in flight is its last")
         if is_decode and count != 1:
             self.complain("S3", f"{name!r} decodes {count} tokens")
+        if track.stale and samples != (first + count == known):
+            self.complain("A3", f"{name!r} goes on without the token that came while it waited")
         if samples != (first + count == known):
             self.complain("S12", f"{name!r}: samples={samples} at {first}+{count} of {known}")
         if is_decode != (track.sampled or track.pending > 0):
@@ -229,11 +243,12 @@ class Follower(Picture):
             if blocks.refs[block] > 1:
                 self.complain("W2", f"{name!r} writes to block {block}, which is shared")
         if self.mixed:
-            moves.register(self, track, first, first + count, step.number)
+            moves.register(self, track, first + count, step.number)
 
     def _check_step(self, step: OpenStep, victims: list[Track], total: int, num_slots: int) -> None:
         config = self.config
-        if not step.entries and not self.open:
+        spread = self.mixed and config.prefill_schedule_interval > 1 and victims
+        if not step.entries and not self.open and not spread:
             self.complain("L1", "the step schedules nothing")
         told = getattr(step.plan, "num_tokens", total)
         if told != total:
@@ -301,8 +316,11 @@ class Follower(Picture):
         self.check_state(target)
 
     def on_discard(self, finished: Sequence[Finished], target: Target) -> None:
-        """The open step failed and was undone."""
-        endings.discard(self, self.open.pop(0), finished)
+        """The oldest open step failed and was undone, and with it those after it."""
+        failed, self.open = self.open, []
+        endings.discard(self, failed, finished)
+        if len(failed) > 1 and target.free_order() not in (None, self.blocks.free):
+            self.complain("A4", f"free are {target.free_order()}, not {self.blocks.free}")
         self.check_state(target)
 
     def on_drain(self, target: Target) -> None:

@@ -9,16 +9,10 @@ from properties.follower.run_sums import Track
 
 def preempt(picture: Picture, track: Track) -> None:
     """Applies one preemption to the picture."""
-    if not picture.running or picture.running[-1] is not track:
-        newest = picture.running[-1].request.request_id if picture.running else None
-        picture.complain("S10", f"victim {track.request.request_id!r}, the newest is {newest!r}")
-    if any(other.arrival > track.arrival for other in picture.running):
-        picture.complain("S10", f"victim {track.request.request_id!r} is not the newest arrival")
-    if all(other.arrival >= track.arrival for other in picture.live.values()):
-        picture.complain("L2", f"the oldest request {track.request.request_id!r} is preempted")
+    _check_victim(picture, track)
     if track in picture.running:
         picture.running.remove(track)
-        picture.waiting.insert(0, track)
+        put_back(picture, track)
     else:
         picture.complain("S4", f"victim {track.request.request_id!r} is not running")
     goals.note_victim(picture, track)
@@ -26,24 +20,55 @@ def preempt(picture: Picture, track: Track) -> None:
     picture.ledger.preempted_work += track.computed
     picture.ledger.preemptions += 1
     track.table = []
-    track.computed = track.reserved = track.pending = 0
+    track.computed = track.reserved = track.pending = track.cached = 0
     track.sampled = False
     track.preempted += 1
 
 
-def register(picture: Picture, track: Track, first: int, end: int, step: int) -> None:
-    """Gives a key to each block that is full with `end` tokens and was not with `first`."""
+def _check_victim(picture: Picture, track: Track) -> None:
+    """LAW-S10, LAW-S13, LAW-L2: who gives way."""
+    name, running = track.request.request_id, picture.running
+    if picture.by_priority:
+        worst = max(running, key=lambda other: other.rank, default=None)
+        if worst is not None and worst is not track:
+            told = worst.request.request_id
+            picture.complain("S13", f"victim {name!r}, the least important is {told!r}")
+        return
+    if not running or running[-1] is not track:
+        newest = running[-1].request.request_id if running else None
+        picture.complain("S10", f"victim {name!r}, the newest is {newest!r}")
+    if any(other.arrival > track.arrival for other in running):
+        picture.complain("S10", f"victim {name!r} is not the newest arrival")
+    if all(other.arrival >= track.arrival for other in picture.live.values()):
+        picture.complain("L2", f"the oldest request {name!r} is preempted")
+
+
+def enqueue(picture: Picture, track: Track) -> None:
+    """A new request takes its place in waiting."""
+    picture.waiting.append(track)
+    if picture.by_priority:
+        picture.waiting.sort(key=lambda other: (*other.rank, other.arrival))
+
+
+def put_back(picture: Picture, track: Track) -> None:
+    """A victim takes its place in waiting: before everybody, or by its rank."""
+    if picture.by_priority:
+        enqueue(picture, track)
+    else:
+        picture.waiting.insert(0, track)
+
+
+def register(picture: Picture, track: Track, end: int, step: int) -> None:
+    """Gives a key to each block that is full with `end` tokens, as far as these are known."""
     if not picture.config.enable_prefix_caching:
         return
     size = picture.config.block_size
-    for index in range(first // size, min(end // size, len(track.table))):
+    num_full = min(end, len(track.hashes)) // size
+    for index in range(track.cached, min(num_full, len(track.table))):
         last = (index + 1) * size - 1
-        if last >= len(track.hashes):
-            continue  # its last token is still on its way (async)
         parent = track.hashes[index * size - 1] if index else None
         block = track.table[index]
-        if picture.config.async_scheduling and picture.blocks.keys[block] is not None:
-            continue  # it had its tokens already when it was assigned
         picture.blocks.unregister(block)
         goals.note_registration(picture, track.hashes[last], step)
         picture.blocks.register(block, track.hashes[last], parent, step)
+        track.cached = index + 1

@@ -14,19 +14,15 @@ from properties.follower.view import LawBroken, PlanView
 
 
 class OpenStep:
-    """What a plan still owes: (track, first position, tokens, samples, table) per entry.
+    """What a plan still owes: (track, first position, tokens, samples, table) per entry."""
 
-    `voided` are tables of requests that ended while this step still writes to them (async).
-    """
-
-    __slots__ = ("entries", "number", "plan", "preemptions", "voided")
+    __slots__ = ("entries", "number", "plan", "preemptions")
 
     def __init__(self, plan: PlanView, number: int) -> None:
         self.plan = plan
         self.number = number
         self.entries: list[tuple[Track, int, int, bool, list[int]]] = []
         self.preemptions: list[int] = []  # of each member before this step
-        self.voided: list[list[int]] = []
 
 
 class Picture:
@@ -43,7 +39,8 @@ class Picture:
         self.vocabulary = vocabulary
         self.only = only
         self.suspended = suspended
-        self.mixed = config.policy == "mixed"
+        self.mixed = config.policy != "prefill_first"
+        self.by_priority = config.policy == "priority"
         self.blocks = BlockPicture(
             config.num_blocks, config.block_size, self.mixed, newest_copy=not self.mixed
         )
@@ -52,6 +49,11 @@ class Picture:
         self.running: list[Track] = []
         self.open: list[OpenStep] = []
         self.ledger = Ledger()
+
+    @property
+    def seats(self) -> int:
+        """How many requests may run."""
+        return self.config.max_num_active_seqs or self.config.max_num_seqs
 
     def complain(self, law: str, detail: str) -> None:
         """Reports a broken law unless it is switched off."""

@@ -14,6 +14,7 @@ class Track:
 
     __slots__ = (
         "arrival",
+        "cached",
         "computed",
         "ended",
         "first_token",
@@ -26,6 +27,7 @@ class Track:
         "reserved",
         "sampled",
         "seed",
+        "stale",
         "table",
         "tokens",
         "wants_abort",
@@ -40,14 +42,22 @@ class Track:
         self.outputs: list[int] = []
         self.table: list[int] = []
         self.computed = 0
+        self.cached = 0  # leading blocks of the table that have a key
         self.reserved = 0  # positions that the table must have room for
         self.pending = 0  # sampled tokens that are still on their way (async)
         self.sampled = False  # since its last admission
         self.first_token = False
+        self.stale = False  # its newest token came while it waited (async)
         self.preempted = 0
         self.idle_steps = 0  # in a row, while it decodes
         self.wants_abort = False
         self.ended = False
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Lower goes first under the policy `priority`."""
+        arrival = self.request.arrival
+        return self.request.priority, self.arrival if arrival is None else arrival
 
     def append(self, token: int, decoding: bool = True) -> None:
         """One more output; it goes on decoding unless it was preempted meanwhile (async)."""
@@ -55,6 +65,7 @@ class Track:
         self.tokens += 1
         self.hashes.append(extend_hash(self.hashes[-1], token))
         self.sampled = decoding
+        self.stale = not decoding
         self.first_token = True
 
 
@@ -63,6 +74,7 @@ class Ledger:
     """Sums and sets over one run."""
 
     added: set[RequestId] = field(default_factory=set)
+    num_added: int = 0
     rejected: set[RequestId] = field(default_factory=set)
     ended: dict[RequestId, str] = field(default_factory=dict)
     outputs: dict[RequestId, list[int]] = field(default_factory=dict)

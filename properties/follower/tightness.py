@@ -53,10 +53,25 @@ def _shortage(picture: Picture, track: Track, hits: Sequence[int], reserve: int)
 
 def chunk_of(picture: Picture, remaining: int, budget_left: int) -> int:
     """Tokens that `mixed` gives to a request."""
-    threshold = picture.config.long_prefill_token_threshold
+    config, num_requests = picture.config, len(picture.live)
+    threshold = config.long_prefill_token_threshold
+    if num_requests <= 1 and not config.threshold_when_alone:
+        threshold = 0
+    if threshold and config.long_prefill_token_threshold_adaptive:
+        threshold = max(threshold, config.max_num_batched_tokens // num_requests)
     if 0 < threshold < remaining:
         remaining = threshold
     return min(remaining, budget_left)
+
+
+def waits_for_last_token(picture: Picture, track: Track) -> bool:
+    """P-P2: its token in flight ends it for its length, so it has nothing to compute."""
+    if not track.pending:
+        return False
+    bounded = picture.mixed or picture.config.bound_model_len
+    if bounded and track.tokens + track.pending >= picture.config.max_model_len:
+        return True
+    return len(track.outputs) + track.pending >= track.request.max_tokens
 
 
 def before_step(picture: Picture) -> tuple[list[Track], bool]:
@@ -85,7 +100,7 @@ def _head_fits_prefill(picture: Picture, num_entries: int, used: int) -> bool:
 
 def _head_fits_mixed(picture: Picture, budget_left: int) -> bool:
     config = picture.config
-    if not picture.waiting or len(picture.running) >= config.max_num_seqs or budget_left <= 0:
+    if not picture.waiting or len(picture.running) >= picture.seats or budget_left <= 0:
         return False
     track = picture.waiting[0]
     hits = longest_hit(picture, track)
@@ -101,7 +116,7 @@ def leftover_victims(picture: Picture, victims: list[Track], total: int) -> None
     asker = victims[-1]
     picture.ledger.goals["self-preemption"] += 1
     config = picture.config
-    known = asker.tokens
+    known = asker.tokens + asker.pending
     if picture.mixed:
         budget_left = config.max_num_batched_tokens - total
         count = chunk_of(picture, known - asker.computed, budget_left)
@@ -128,14 +143,16 @@ def after_step(
     if picture.mixed:
         served = [track for track in running_before if track in members]
         _check_served(picture, running_before, members, served, budget_left <= 0)
-        _check_mixed_chunks(picture, step)
+        # A victim of `priority` gives tokens back after the asker's share was fixed.
+        if not (picture.by_priority and preempting):
+            _check_mixed_chunks(picture, step)
         if not preempting and _head_fits_mixed(picture, budget_left):
             picture.complain("T2", f"{_head(picture)!r} fits and waits, {budget_left} tokens left")
         return
     decodes = [track for track in members if track in running_before]
     if not decodes:
         _check_cut(picture, step, total)
-        if _head_fits_prefill(picture, len(members), total):
+        if not preempting and _head_fits_prefill(picture, len(members), total):
             picture.complain("T2", f"{_head(picture)!r} fits and waits, {budget_left} tokens left")
         return
     if could_prefill or len(decodes) < len(members):
@@ -158,7 +175,12 @@ def _check_served(
     full: bool,
 ) -> None:
     """Running requests are served from the front, all of them unless a limit is reached."""
-    expected = [track for track in running_before if track in picture.running]
+    expected = [
+        track
+        for track in running_before
+        if track in picture.running
+        and (track in members or not waits_for_last_token(picture, track))
+    ]
     names = [track.request.request_id for track in members]
     if members[: len(served)] != served or served != expected[: len(served)]:
         picture.complain("T3", f"batch {names} is not in running order")
@@ -169,8 +191,9 @@ def _check_served(
 
 def _check_mixed_chunks(picture: Picture, step: OpenStep) -> None:
     budget_left = picture.config.max_num_batched_tokens
-    for track, first, count, _, _ in step.entries:
-        expected = chunk_of(picture, track.tokens - first, budget_left)
+    for track, first, count, samples, _ in step.entries:
+        known = track.tokens + track.pending - samples
+        expected = chunk_of(picture, known - first, budget_left)
         if count != expected:
             name = track.request.request_id
             picture.complain("T3", f"{name!r} gets {count} tokens where {expected} were possible")

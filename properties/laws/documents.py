@@ -17,6 +17,7 @@ FAMILIES = {
     "W": "Writes",
     "V": "Content",
     "S": "Scheduler step",
+    "A": "One plan ahead",
     "T": "Tightness",
     "L": "Liveness and lifecycle",
     "C": "Limits",
@@ -32,8 +33,7 @@ named under *broken by* is not caught by the law.
 
 B = block size, n = tokens of a sequence, c = its tokens with valid KV, s = its tokens in a step.
 *Unperturbed* laws are suspended while decisions are perturbed on purpose
-(`properties/defects/perturb.py`); *synchronous* ones where a step is decided before the last
-one's tokens are known (`async_scheduling`), because keys and finishes then come one step later.
+(`properties/defects/perturb.py`).
 """
 
 MUTANTS_HEAD = """# Planted defects

@@ -8,7 +8,7 @@ from properties.defects import decisions
 from properties.defects import prefix_cache as cache
 from properties.defects import tables as blocks
 from properties.defects.probed import SkipsChunkToken, UncheckedConfig
-from properties.laws.registry import BOTH, EXACT, UNPERTURBED, Law
+from properties.laws.registry import ASYNC, BOTH, EXACT, FCFS, PRIORITY, UNPERTURBED, Law
 from properties.search import probes
 
 _F = "properties.follower.follower:Follower"
@@ -204,7 +204,7 @@ STEP_LAWS = (
         f"{_E}:commit",
     ),
     _by_table(
-        "S10", "The victim is the most recently arrived running request.", EXACT, f"{_M}:preempt"
+        "S10", "The victim is the most recently arrived running request.", FCFS, f"{_M}:preempt"
     ),
     Law(
         "S11",
@@ -220,6 +220,48 @@ STEP_LAWS = (
         BOTH,
         f"{_F}._check_entry",
         f"{_E}:commit",
+    ),
+    _by_table(
+        "S13",
+        "The victim is the running request with the largest (priority, arrival).",
+        PRIORITY,
+        f"{_M}:preempt",
+    ),
+    _by_table(
+        "S14",
+        "Waiting is ordered by (priority, arrival), victims included.",
+        PRIORITY,
+        f"{_E}:compare_state",
+    ),
+)
+
+ASYNC_LAWS = (
+    _by_table(
+        "A1",
+        "A request whose token in flight ends it for its length gets nothing more (P-P2).",
+        ASYNC,
+        f"{_F}._check_entry",
+    ),
+    _by_table(
+        "A2",
+        "What a step in flight computes for an ended request is thrown away (P-P3), and the "
+        "request's blocks are free from the commit on that ends it (P-P4).",
+        ASYNC,
+        f"{_E}:commit",
+        f"{_E}:compare_state",
+    ),
+    _by_table(
+        "A3",
+        "The token in flight of a preempted request is appended while it waits, and may end it "
+        "there (P-P7).",
+        ASYNC,
+        f"{_E}:commit",
+    ),
+    _by_table(
+        "A4",
+        "A step that fails takes those after it along: all their keys and all their requests.",
+        ASYNC,
+        f"{_E}:discard",
     ),
 )
 
@@ -254,7 +296,7 @@ TIGHTNESS_LAWS = (
 
 LIFE_LAWS = (
     _by_table("L1", "A step schedules at least one token.", BOTH, f"{_F}._check_step"),
-    _by_table("L2", "The oldest live request is never preempted.", EXACT, f"{_M}:preempt"),
+    _by_table("L2", "The oldest live request is never preempted.", FCFS, f"{_M}:preempt"),
     _by_table(
         "L3",
         "Once arrivals stop, all requests end within the bound of liveness_bound().",
@@ -339,5 +381,12 @@ END_TO_END_LAWS = (
 )
 
 KERNEL_LAWS: tuple[Law, ...] = (
-    BLOCK_LAWS + CACHE_LAWS + WRITE_LAWS + STEP_LAWS + TIGHTNESS_LAWS + LIFE_LAWS + END_TO_END_LAWS
+    *BLOCK_LAWS,
+    *CACHE_LAWS,
+    *WRITE_LAWS,
+    *STEP_LAWS,
+    *ASYNC_LAWS,
+    *TIGHTNESS_LAWS,
+    *LIFE_LAWS,
+    *END_TO_END_LAWS,
 )

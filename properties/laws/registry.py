@@ -9,12 +9,16 @@ from importlib import import_module
 
 from properties.defects import MUTANTS, Mutant
 from properties.follower.view import LawBroken
+from properties.search import workloads
 from properties.search.run import first_failure
-from properties.search.workloads import random_workload
+from properties.search.workloads import Workload, random_workload
 
-BOTH = "both policies"
-UNPERTURBED = "both policies, unperturbed"
-EXACT = "both policies, synchronous and unperturbed"
+BOTH = "all policies"
+UNPERTURBED = "all policies, unperturbed"
+EXACT = "all policies, unperturbed"
+FCFS = "`mixed` and `prefill_first`, unperturbed"
+PRIORITY = "`priority`"
+ASYNC = "all policies, with `async_scheduling`"
 SIMULATOR = "the simulator"
 # Workloads within which a planted defect must be caught: the default example budget.
 BUDGET = 3000
@@ -59,6 +63,10 @@ def resolve(check: str) -> object:
 
 def caught(mutant: Mutant, only: bool = True) -> tuple[int, LawBroken] | None:
     """The first workload that exposes a planted defect, by its own law only or by any."""
-    workloads = partial(random_workload, policy=mutant.policy)
+    draw: Callable[[int], Workload] = partial(
+        random_workload, policy=mutant.policy, is_async=mutant.is_async
+    )
+    if mutant.workloads != "random_workload":
+        draw = getattr(workloads, mutant.workloads)
     laws = frozenset({mutant.law}) if only else None
-    return first_failure(mutant.factory, workloads, range(BUDGET), only=laws)  # type: ignore[arg-type]
+    return first_failure(mutant.factory, draw, range(BUDGET), only=laws)  # type: ignore[arg-type]

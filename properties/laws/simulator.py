@@ -10,6 +10,7 @@ from unittest import mock
 
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
+from engine.core.waiting import FcfsQueue
 from properties.defects.decisions import PreemptsOldest
 from properties.follower.view import LawBroken
 from properties.laws.registry import SIMULATOR, Law
@@ -60,8 +61,7 @@ class _PeekingScheduler(Scheduler):
     def add(self, request: Request) -> None:
         super().add(request)
         waiting = sorted(self.state.waiting, key=lambda sequence: sequence.request.max_tokens)
-        self.state.waiting.clear()
-        self.state.waiting.extend(waiting)
+        self.state.waiting = FcfsQueue(waiting)
 
 
 def _cases() -> list[Case]:

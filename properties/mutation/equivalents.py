@@ -30,11 +30,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "step = self._begin_step(tokens_open=True)",
     ): "keys then come with the commit of the same step, before anybody looks for one",
     (
-        "MixedPolicy._allot",
-        "newest_decode.admission_index <= first_partial_prefill.admission_index",
-        "newest_decode.admission_index < first_partial_prefill.admission_index",
-    ): "equal only without decodes, where the general loop below gives the same",
-    (
         "PrefillFirstPolicy._prefill_next",
         "hits = NO_HITS",
         "hits = None",
@@ -125,19 +120,19 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "root.ref_count = 2  # roots stay",
     ): "any number but 0 keeps a root",
     (
-        "Scheduler.commit",
-        "kept = [pair for pair in zip(sampled, token_ids, strict=True) if pair[0] not in dropped]",
-        "kept = [pair for pair in zip(sampled, token_ids, strict=None) if pair[0] not in dropped]",
+        "Scheduler._commit",
+        "pairs = [p for p in zip(sampled, token_ids, strict=True) if p[0] not in dropped]",
+        "pairs = [p for p in zip(sampled, token_ids, strict=None) if p[0] not in dropped]",
     ): "the lengths were compared before, so strictness never matters",
     (
-        "Scheduler.commit",
-        "kept = [pair for pair in zip(sampled, token_ids, strict=True) if pair[0] not in dropped]",
-        "kept = [pair for pair in zip(sampled, token_ids, strict=False) if pair[0] not in dropped]",
+        "Scheduler._commit",
+        "pairs = [p for p in zip(sampled, token_ids, strict=True) if p[0] not in dropped]",
+        "pairs = [p for p in zip(sampled, token_ids, strict=False) if p[0] not in dropped]",
     ): "the lengths were compared before, so strictness never matters",
     (
-        "Scheduler.commit",
-        "kept = [pair for pair in zip(sampled, token_ids, strict=True) if pair[0] not in dropped]",
-        "kept = [pair for pair in zip(sampled, token_ids, ) if pair[0] not in dropped]",
+        "Scheduler._commit",
+        "pairs = [p for p in zip(sampled, token_ids, strict=True) if p[0] not in dropped]",
+        "pairs = [p for p in zip(sampled, token_ids, ) if p[0] not in dropped]",
     ): "the lengths were compared before, so strictness never matters",
     (
         "Scheduler._book_tokens",

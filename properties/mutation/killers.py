@@ -14,8 +14,9 @@ from engine.core.errors import KernelBug, RequestRejected
 from engine.core.free_list import FreeList
 from engine.core.hashing import PrefixIndex
 from engine.core.request import Request
-from engine.core.scheduler import Scheduler, StepOrderError, UnknownRequest
+from engine.core.scheduler import Scheduler, StepOrderError
 from engine.core.tokens import Prompt
+from engine.core.views import UnknownRequest
 from properties.defects.decisions import PausesWithFullQueue
 from properties.search import probes
 from properties.search.run import run_workload

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 
 from engine.core.config import KernelConfig
 from engine.core.errors import ConfigError, InputError, RequestRejected
-from engine.core.plan import Entry, StepOutcome, StepPlan
+from engine.core.plan import StepOutcome, StepPlan
 from engine.core.request import Request, RequestId
 from engine.core.tokens import Prompt
 from engine.steplog.files import read_lines
@@ -38,6 +39,7 @@ class ReplayedScheduler(Protocol):
     def waiting_ids(self) -> list[RequestId]: ...  # noqa: D102
     def running_ids(self) -> list[RequestId]: ...  # noqa: D102
     def free_order(self) -> list[int]: ...  # noqa: D102
+    def output_token_ids(self, request_id: RequestId) -> Seq[int]: ...  # noqa: D102
 
 
 SchedulerOf = Callable[[KernelConfig], ReplayedScheduler]
@@ -62,6 +64,8 @@ class Workload:
     config: dict[str, Any]
     requests: tuple[RecordedRequest, ...]
     steps: tuple[Step, ...]
+    # Of a recording made before vLLM 0.33 (P-R1); the files do not say which version made them.
+    threshold_when_alone: bool = False
 
     @property
     def is_recording(self) -> bool:
@@ -71,7 +75,12 @@ class Workload:
     @property
     def first_block_id(self) -> int:
         """vLLM never hands out its block 0."""
-        return 1 if self.policy == "mixed" else 0
+        return 0 if self.policy == "prefill_first" else 1
+
+    @property
+    def is_async(self) -> bool:
+        """Whether each step is a call that may schedule one step and apply another."""
+        return bool(self.steps) and "scheduled" in self.steps[0]
 
     def kernel_config(self, hardened: bool = False) -> KernelConfig:
         """The kernel's configuration; unhardened, it decides what the recorded system does.
@@ -89,14 +98,18 @@ class Workload:
             max_num_batched_tokens=config["max_num_batched_tokens"],
             policy=self.policy,
             enable_prefix_caching=config.get("enable_prefix_caching", True),
-            bound_holders=hardened,
-            bound_decode_tokens=hardened,
-            bound_model_len=hardened,
             reject_impossible=hardened,
+            async_scheduling=self.is_async,
         )
         if self.policy == "prefill_first":
-            return common()
+            return common(
+                bound_holders=hardened, bound_decode_tokens=hardened, bound_model_len=hardened
+            )
         return common(
+            long_prefill_token_threshold_adaptive=config.get("threshold_adaptive", False),
+            threshold_when_alone=self.threshold_when_alone,
+            max_num_active_seqs=config.get("max_num_active_seqs", 0),
+            prefill_schedule_interval=config.get("prefill_schedule_interval", 1),
             long_prefill_token_threshold=config.get("long_prefill_token_threshold", 0),
             watermark_blocks=int(config.get("watermark", 0.0) * config["num_blocks"]),
             reserve_full_prompt=config.get("reserve_full_prompt", True),
@@ -130,7 +143,7 @@ def _parse(line: dict[str, Any]) -> Workload:
     if not steps and "outcome" not in line:
         raise KeyError("steps")
     for step in steps:
-        for key in ("step", "batch", "preempted", "finished", "free_blocks", "new_blocks"):
+        for key in ("step", "batch", "preempted", "finished", "new_blocks"):
             step[key]
     config = line["config"]
     for key in ("num_blocks", "max_model_len", "block_size", "max_num_seqs"):
@@ -139,18 +152,35 @@ def _parse(line: dict[str, Any]) -> Workload:
     return Workload(
         name=name,
         group=line["family"] if steps else line["kind"],
-        policy=SYSTEMS[name[0]][1],
+        policy=config.get("policy", SYSTEMS[name[0]][1]),
         config=config,
-        requests=tuple(_request(entry) for entry in line["requests"]),
+        requests=_requests(line["requests"], config.get("policy") == "priority"),
         steps=tuple(steps),
     )
+
+
+def _requests(entries: list[dict[str, Any]], by_text: bool) -> tuple[RecordedRequest, ...]:
+    """The requests in the order in which they are added.
+
+    vLLM's priority queue orders requests of one arrival by their ids as text.
+    """
+    if by_text:
+        entries = sorted(entries, key=lambda entry: (entry["arrival_step"], str(entry["id"])))
+    return tuple(_request(entry) for entry in entries)
 
 
 def _request(entry: dict[str, Any]) -> RecordedRequest:
     stops = set(entry.get("stop_token_ids") or ())
     if not entry["ignore_eos"]:
         stops.add(entry["eos"])
-    request = Request(entry["id"], Prompt(entry["prompt"]), entry["max_tokens"], frozenset(stops))
+    request = Request(
+        entry["id"],
+        Prompt(entry["prompt"]),
+        entry["max_tokens"],
+        frozenset(stops),
+        priority=entry.get("priority", 0),
+        arrival=entry["arrival_step"],
+    )
     return RecordedRequest(request, entry["arrival_step"], tuple(entry["outputs"]))
 
 
@@ -178,10 +208,16 @@ def run_workload(
                 rejections.append(error)
         if scheduler.has_work:
             plan = scheduler.schedule()
-            entries = list(plan.entries)
+            decided = decision_fields(plan, workload.first_block_id)
             tokens = [next(outputs[request_id]) for request_id in plan.sampled_ids]
             outcome = scheduler.commit(plan, tokens)
-            yield _step(clock, plan, entries, outcome, scheduler, workload.first_block_id)
+            yield {
+                "step": clock,
+                **decided,
+                "finished": [end.request_id for end in outcome.finished],
+                "finish_reasons": [end.reason for end in outcome.finished],
+                **queue_fields(scheduler, workload.first_block_id),
+            }
             clock += 1
         elif arrivals:
             clock = arrivals[-1].arrival_step
@@ -189,28 +225,25 @@ def run_workload(
             return
 
 
-def _step(
-    clock: int,
-    plan: StepPlan,
-    entries: list[Entry],
-    outcome: StepOutcome,
-    scheduler: ReplayedScheduler,
-    first_block_id: int,
-) -> Step:
+def decision_fields(plan: StepPlan, first_block_id: int) -> Step:
+    """What a plan decided, in the form of the recording."""
+    entries = list(plan.entries)
     gained = {blocks.request_id: blocks.block_ids for blocks in plan.new_blocks}
-    kinds = {entry.is_decode for entry in entries}
     return {
-        "step": clock,
-        "kind": _KINDS[frozenset(kinds)],
+        "kind": _KINDS[frozenset(entry.is_decode for entry in entries)],
         "batch": [[e.request_id, e.first_position, e.num_tokens] for e in entries],
         "admitted": [list(admission[:5]) for admission in plan.admitted],
         "preempted": list(plan.preempted),
-        "finished": [end.request_id for end in outcome.finished],
-        "finish_reasons": [end.reason for end in outcome.finished],
-        "free_blocks": scheduler.num_free_blocks,
         "new_blocks": [
             [block + first_block_id for block in gained.get(e.request_id, ())] for e in entries
         ],
+    }
+
+
+def queue_fields(scheduler: ReplayedScheduler, first_block_id: int) -> Step:
+    """The queues and the free blocks as they are now, in the form of the recording."""
+    return {
+        "free_blocks": scheduler.num_free_blocks,
         "waiting": list(scheduler.waiting_ids()),
         "running": list(scheduler.running_ids()),
         "free_order": [block + first_block_id for block in scheduler.free_order()],

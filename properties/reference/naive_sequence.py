@@ -13,22 +13,31 @@ from properties.reference.naive_pool import ReferenceBlock
 class ReferenceSequence:
     """One live request; `computed` counts the tokens whose KV is valid."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, arrival: int = 0) -> None:
+        self.arrival = arrival
         self.request_id = request.request_id
         self.request = request
-        self.tokens: list[int] = list(request.prompt)
+        self.tokens: list[int] = list(request.prompt)  # prompt and outputs that are known
         self.outputs: list[int] = []
+        self.pending = 0  # sampled tokens that are still on their way (async)
         self.computed = 0
         self.table: list[ReferenceBlock] = []
         self.sampled_since_admission = False
-        self.preempted_before = False
+        self.preempted = 0
+        self.ended = False
         self.aborted = False
         self.serial = 0  # place in the order of entering `running`
 
     @property
     def remaining(self) -> int:
-        """Known tokens whose KV is still to be computed."""
-        return len(self.tokens) - self.computed
+        """Tokens, those on their way too, whose KV is still to be computed."""
+        return len(self.tokens) + self.pending - self.computed
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Lower goes first under the policy `priority`."""
+        arrival = self.request.arrival
+        return self.request.priority, self.arrival if arrival is None else arrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +62,23 @@ class ReferencePlan:
         return sum(entry.num_tokens for entry in self.entries)
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One sequence in a batch; `preempted` is how often it had been by then."""
+
+    sequence: ReferenceSequence
+    first: int
+    count: int
+    samples: bool
+    preempted: int
+
+
 @dataclass
 class StepDraft:
     """What a step has decided so far."""
 
-    batch: list[tuple[ReferenceSequence, int]] = field(default_factory=list)
+    batch: list[Member] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
     new_blocks: list[NewBlocks] = field(default_factory=list)
     admitted: list[Admission] = field(default_factory=list)
     preempted: list[RequestId] = field(default_factory=list)
@@ -65,7 +86,18 @@ class StepDraft:
     @property
     def num_tokens(self) -> int:
         """Tokens given out so far."""
-        return sum(count for _, count in self.batch)
+        return sum(member.count for member in self.batch)
+
+    def withdraw(self, sequence: ReferenceSequence) -> bool:
+        """Takes a sequence's entry back if it has one."""
+        mine = [member for member in self.batch if member.sequence is sequence]
+        if not mine:
+            return False
+        self.batch.remove(mine[0])
+        name = sequence.request_id
+        self.entries = [entry for entry in self.entries if entry.request_id != name]
+        self.new_blocks = [new for new in self.new_blocks if new.request_id != name]
+        return True
 
 
 def rejection(config: KernelConfig, request: Request, live: list[RequestId]) -> str | None:
@@ -82,7 +114,7 @@ def rejection(config: KernelConfig, request: Request, live: list[RequestId]) -> 
     if length >= config.max_model_len:
         return "prompt_too_long"
     outputs = request.max_tokens
-    if config.policy == "mixed" or config.bound_model_len:
+    if config.policy != "prefill_first" or config.bound_model_len:
         outputs = min(outputs, config.max_model_len - length)
     # The last sampled token is never written.
     blocks = -(-(length + outputs - 1) // config.block_size)

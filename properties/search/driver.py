@@ -34,6 +34,7 @@ def request_of(spec: dict[str, Any]) -> Request:
         frozenset(spec.get("stops", ())),
         spec.get("min_tokens", 0),
         tuple((kind, value) for kind, value in spec.get("keys", ())),
+        spec.get("priority", 0),
     )
 
 
@@ -95,7 +96,7 @@ class Driver:
 
     def _expected_rejection(self, request: Request) -> str | None:
         config, length = self.follower.config, len(request.prompt)
-        if request.request_id in self.follower.live:
+        if request.request_id in self.follower.live or self.follower.is_in_flight(request):
             return "duplicate id"
         if length < 1 or request.max_tokens < 1:
             return "nothing to compute"
@@ -104,7 +105,7 @@ class Driver:
         if length >= config.max_model_len:
             return "longer than the model allows"
         outputs = request.max_tokens
-        if config.policy == "mixed" or config.bound_model_len:
+        if config.policy != "prefill_first" or config.bound_model_len:
             outputs = min(outputs, config.max_model_len - length)
         needed = -(-(length + outputs - 1) // config.block_size)
         return "larger than the pool" if needed > config.num_blocks else None
@@ -160,12 +161,13 @@ class Driver:
         self._settled()
 
     def discard(self) -> None:
-        """Schedules a step if none is open and lets it fail."""
+        """Schedules a step if none is open and lets the oldest fail, and with it the others."""
         if not self._open:
             self.open()
-        if len(self._open) != 1:
+        if not self._open:
             return
-        plan, twin_plan = self._open.popleft()
+        plan, twin_plan = self._open[0]
+        self._open.clear()
         finished = self.target.discard(plan)
         self.follower.on_discard(finished, self.target)
         if self.twin is not None and twin_plan is not None:
@@ -199,14 +201,14 @@ class Driver:
         """
         config = self.follower.config
         chunk = config.max_num_batched_tokens
-        if config.policy == "mixed" and config.long_prefill_token_threshold:
+        if config.policy != "prefill_first" and config.long_prefill_token_threshold:
             chunk = min(chunk, config.long_prefill_token_threshold)
         prefills = decodes = 0
         for track in self.follower.live.values():
             most = track.tokens + track.request.max_tokens - len(track.outputs)
             prefills += -(-most // chunk)
             decodes += track.request.max_tokens
-        if config.policy == "mixed":
+        if config.policy != "prefill_first":
             return prefills + decodes + 1
         return (decodes + 1) * (prefills + 1)
 

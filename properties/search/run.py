@@ -13,9 +13,9 @@ from engine.core.config import KernelConfig
 from engine.core.errors import KernelBug
 from engine.core.scheduler import Scheduler
 from properties.follower import (
-    SUSPENDED_IF_ASYNC,
     SUSPENDED_IF_PERTURBED,
     SUSPENDED_IF_PREFILL_FIRST,
+    SUSPENDED_IF_PRIORITY,
     Follower,
 )
 from properties.follower.view import Inconclusive, LawBroken, Target
@@ -46,11 +46,16 @@ def make_driver(
 
     `foreign` judges a scheduler that is not ours also by what our policies leave out by design.
     """
-    if config.async_scheduling:
-        suspended |= SUSPENDED_IF_ASYNC
+    has_twin = thorough and not (suspended or perturbed) and only is None
+    if config.policy == "priority":
+        suspended |= SUSPENDED_IF_PRIORITY
+        if config.async_scheduling:
+            # A withdrawn entry may have keyed the block of a step in flight, which no plan tells.
+            suspended |= {"K1", "K10", "T1", "T2", "T5"}
+    if config.policy != "prefill_first" and config.prefill_schedule_interval > 1:
+        suspended |= {"T2", "T3"}  # when prompts are held back is left to the naive reference
     if perturbed:
         suspended |= SUSPENDED_IF_PERTURBED
-    has_twin = thorough and not suspended and only is None
     if config.policy == "prefill_first" and not foreign:
         suspended |= SUSPENDED_IF_PREFILL_FIRST
     follower = Follower(config, vocabulary, only, suspended)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.core.config import KernelConfig
 
-POLICIES = ("mixed", "prefill_first")
+POLICIES = ("mixed", "prefill_first", "priority")
 
 
 @st.composite
@@ -18,10 +18,12 @@ def configs(draw: st.DrawFn, policy: str | None = None, is_async: bool = False) 
     block_size = draw(st.integers(1, 16))
     num_blocks = draw(st.integers(2, 12))
     options: dict[str, Any] = {}
-    if chosen == "mixed":
+    if chosen != "prefill_first":
         options["long_prefill_token_threshold"] = draw(st.sampled_from((0, 0, 1, 3, 6)))
         options["watermark_blocks"] = draw(st.sampled_from((0, 0, 1, 3)))
         options["reserve_full_prompt"] = draw(st.booleans())
+        options["threshold_when_alone"] = draw(st.booleans())
+        options["prefill_schedule_interval"] = draw(st.sampled_from((1, 1, 1, 2, 3)))
     else:
         for name in ("bound_holders", "bound_decode_tokens", "bound_model_len"):
             options[name] = draw(st.booleans())

@@ -24,13 +24,15 @@ class Workload:
 
 
 # Share of workloads in which an event may happen at all (swarm testing).
-_EVENTS = {"abort": 0.4, "open": 0.4, "discard": 0.3, "run": 0.1}
+_EVENTS = {"abort": 0.4, "open": 0.4, "discard": 0.3, "run": 0.1, "reuse": 0.2}
+# How often each policy is drawn.
+_POLICIES = ("mixed", "mixed", "prefill_first", "prefill_first", "priority")
 
 
 def random_workload(seed: int, policy: str | None = None, is_async: bool = False) -> Workload:
     """The workload of a seed."""
     rng = Random(seed)
-    config = random_config(rng, policy or rng.choice(("mixed", "prefill_first")), is_async)
+    config = random_config(rng, policy or rng.choice(_POLICIES), is_async)
     vocabulary = rng.choice((2, 3, 5))
     events = tuple(event for event, share in _EVENTS.items() if rng.random() < share)
     return Workload(config, vocabulary, tuple(_operations(rng, config, vocabulary, events)))
@@ -42,9 +44,15 @@ def random_config(rng: Random, policy: str, is_async: bool = False) -> KernelCon
     block_size = rng.choice((1, 2, 2, 3, 4, 4, 8, 16))
     num_blocks = randint(2, 12)
     options: dict[str, Any] = {}
-    if policy == "mixed":
+    if policy != "prefill_first":
         if uniform() < 0.25:
             options["long_prefill_token_threshold"] = randint(1, 6)
+            options["long_prefill_token_threshold_adaptive"] = uniform() < 0.2
+            options["threshold_when_alone"] = uniform() < 0.2
+        if uniform() < 0.1:
+            options["max_num_active_seqs"] = 1
+        if uniform() < 0.1:
+            options["prefill_schedule_interval"] = randint(2, 4)
         if uniform() < 0.25:
             options["watermark_blocks"] = randint(1, 3)
         if uniform() < 0.2:
@@ -85,7 +93,11 @@ def _operations(
         if tiny:
             spec["max_tokens"] = min(spec["max_tokens"], 4)
             spec["min_tokens"] = min(spec.get("min_tokens", 0), spec["max_tokens"])
+        if "reuse" in events and rng.random() < 0.3:
+            spec["id"] = rng.randrange(request_id + 1)
         operations.append(["add", spec])
+        if config.async_scheduling and rng.random() < 0.5:
+            operations.append(["open"])  # from here on each step is decided one ahead
         for _ in range(rng.choice((0, 0, 0, 1, 1, 2, 4))):
             draw = rng.random()
             if "abort" in events and draw < 0.15:
@@ -140,6 +152,8 @@ def random_request(
             spec["min_tokens"] = rng.randint(1, spec["max_tokens"])
     if rng.random() < 0.1:
         spec["keys"] = [[rng.choice(("salt", "adapter")), "x"]]
+    if config.policy == "priority":
+        spec["priority"] = rng.choice((0, 0, 1, 2))
     if rng.random() < 0.3:
         spec["seed"] = rng.randint(1, 3)
     return spec
@@ -147,3 +161,29 @@ def random_request(
 
 def _tokens(rng: Random, vocabulary: int, count: int) -> list[int]:
     return [int(rng.random() * vocabulary) for _ in range(count)]
+
+
+def crowded_prompts(seed: int) -> Workload:
+    """Long, half-done prompts of unequal priority that take each other's blocks in one step."""
+    rng = Random(seed)
+    size, num_blocks = rng.choice((1, 2, 2, 3)), rng.randint(5, 10)
+    chunk = rng.randint(size, 3 * size)
+    config = KernelConfig(
+        num_blocks=num_blocks,
+        max_model_len=num_blocks * size + 4,
+        block_size=size,
+        max_num_seqs=4,
+        max_num_batched_tokens=rng.randint(2 * chunk, 4 * chunk),
+        policy="priority",
+        long_prefill_token_threshold=chunk,
+        reserve_full_prompt=False,
+    )
+    operations: list[Operation] = []
+    shared = _tokens(rng, 3, num_blocks * size)
+    for request_id in range(rng.randint(3, 4)):
+        length = rng.randint(2 * size, max(2 * size, num_blocks * size - 3))
+        prompt = shared[:length] if rng.random() < 0.9 else _tokens(rng, 3, length)
+        spec = {"id": request_id, "prompt": prompt, "max_tokens": rng.randint(1, 4)}
+        operations.append(["add", {**spec, "priority": rng.choice((0, 1, 2, 3))}])
+        operations += [["step"]] * rng.choice((0, 0, 1, 2))
+    return Workload(config, 3, (*operations, ["drain"]))

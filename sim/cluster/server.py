@@ -246,7 +246,8 @@ class Server:
     def _shared_tokens(self, plan: StepPlan) -> int:
         """Context tokens in shared blocks, once for each member of the batch after the first."""
         size, decode, clock = self._config.block_size, plan.decode, plan.clock
-        if self._config.policy == "mixed" and plan.num_running == plan.num_entries:
+        holders_run = not self.scheduler.policy.waiting_head_holds_blocks
+        if holders_run and plan.num_running == plan.num_entries:
             # All holders are in the batch, so the blocks in use are those of the batch.
             held = sum([(base + clock) // size for base in decode.base_positions]) + len(decode)
             held += sum(

@@ -103,7 +103,7 @@ def provenance(plan: RunPlan, parts: Parts) -> Provenance:
     return Provenance(
         cost=parts.costs[0].describe(),
         deployment=deployment,
-        kernel=asdict(parts.kernel),
+        kernel=parts.kernel.to_json(),
         model=asdict(parts.model),
         hardware=asdict(parts.hardware),
         workload={

@@ -6,6 +6,7 @@ import pytest
 from llm_testing import greedy, make_prompts, one_by_one, start, tokens_of, write_tiny_model
 
 from engine.cli import main as cli
+from engine.core.policy_registry import POLICIES
 from engine.requests.outputs import RequestOutput
 from engine.sampling_params import SamplingParams
 
@@ -56,8 +57,15 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("policy", ["mixed", "prefill_first"])
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+CELLS = {
+    f"{name}-{policy}": (settings, policy)
+    for name, settings in SETTINGS.items()
+    for policy in POLICIES
+    if (name, policy) != ("long-prefill threshold", "prefill_first")  # which has no threshold
+}
+
+
+@pytest.mark.parametrize(("settings", "policy"), CELLS.values(), ids=CELLS.keys())
 def test_tokens_are_those_of_each_request_alone(folder, oracle, policy, settings, tmp_path):
     log = tmp_path / "steps.jsonl"
     options = {**settings, "policy": policy, "step_log": str(log), "debug": True}

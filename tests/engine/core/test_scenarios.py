@@ -12,6 +12,7 @@ from engine.core import (
     Request,
     RequestRejected,
     Scheduler,
+    StepOrderError,
     StepPlan,
     audit,
 )
@@ -530,21 +531,23 @@ def test_bug_c30_a_token_in_flight_of_a_preempted_request_is_counted_once(policy
     assert preempted_in_flight > 0
 
 
-def test_bug_c34_blocks_that_a_step_in_flight_writes_are_not_handed_out():
+def test_bug_c34_blocks_that_a_step_in_flight_writes_go_only_to_steps_after_it():
     scheduler = make(num_blocks=3, async_scheduling=True)
     add(scheduler, 0, range(5), 6, stop_token_ids=frozenset({7}))
     first, second = scheduler.schedule(), scheduler.schedule()
     held = set(scheduler.block_table(0))
     (ended,) = scheduler.commit(first, [7]).finished
     assert ended.reason == "stop"
-    assert not held & set(scheduler.free_order())  # the second step still writes to them
+    assert held <= set(scheduler.free_order())  # the second step still writes to one of them
     add(scheduler, 1, range(50, 58), 1)
-    blocked = scheduler.schedule()
-    assert not held & {block for new in blocked.new_blocks for block in new.block_ids}
-    outcome = scheduler.commit(second, [8])
-    assert not outcome.sampled
-    scheduler.commit(blocked, [])
-    assert step(scheduler).admitted[0].request_id == 1
+    later = scheduler.schedule()
+    assert later.step > second.step and later.admitted[0].request_id == 1
+    assert held & {block for new in later.new_blocks for block in new.block_ids}
+    assert later.admitted[0].hit_tokens == 0
+    with pytest.raises(StepOrderError):
+        scheduler.commit(later, [9])  # results come in the order of the steps
+    assert not scheduler.commit(second, [8]).sampled
+    assert [ended.request_id for ended in scheduler.commit(later, [9]).finished] == [1]
 
 
 def test_abort_that_waits_for_a_failed_step_takes_effect_and_spares_the_next_owner_of_the_id():

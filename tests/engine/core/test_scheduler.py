@@ -9,10 +9,13 @@ from engine.core import (
     Request,
     RequestRejected,
     Scheduler,
+    SchedulerDead,
     StepOrderError,
     UnknownRequest,
     audit,
 )
+from engine.core.config import policy_options
+from engine.core.policy_registry import POLICIES
 
 
 def make(num_blocks=16, **options):
@@ -307,7 +310,6 @@ def test_a_refusal_names_the_request_and_the_number_and_limit_that_clash(request
     ("policy", "bound_model_len", "outputs"),
     [
         ("mixed", True, 5),
-        ("mixed", False, 5),  # the option is one of prefill_first
         ("prefill_first", True, 5),
         ("prefill_first", False, 9),
     ],
@@ -343,3 +345,66 @@ def test_an_abort_out_of_waiting_is_told_before_the_ends_of_the_batch(policy, ea
         ("waits", "abort"),
         ("runs", "length"),
     ]
+
+
+@pytest.mark.parametrize("name", [*POLICIES])
+def test_an_option_of_another_policy_is_refused_by_name(name):
+    for option, (default, owners) in policy_options().items():
+        changed = {option: not default if isinstance(default, bool) else default + 1}
+        if name in owners:
+            make(policy=name, **changed)
+            continue
+        with pytest.raises(ConfigError, match=rf"^{option}=.*belongs to policy .*not to {name}$"):
+            make(policy=name, **changed)
+
+
+def test_a_call_that_is_cut_short_leaves_a_scheduler_that_refuses_everything(monkeypatch):
+    scheduler = make()
+    scheduler.add(Request(0, Prompt([1, 2, 3]), 9))
+
+    def interrupted(state, step):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(scheduler.policy, "fill", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        scheduler.schedule()
+    for call in (
+        scheduler.schedule,
+        lambda: scheduler.abort(0),
+        lambda: scheduler.add(Request(1, Prompt([1]), 1)),
+    ):
+        with pytest.raises(SchedulerDead, match=r"an earlier schedule\(\) was cut short"):
+            call()
+
+
+def test_a_commit_that_refuses_its_arguments_has_changed_nothing():
+    scheduler = make()
+    scheduler.add(Request(0, Prompt([1, 2, 3]), 9))
+    scheduler.add(Request(1, Prompt([4, 5]), 9))
+    plan = scheduler.schedule()
+    scheduler.add(Request(2, Prompt([6]), 9))
+    for tokens, stopped in (([1], ()), ([1, "x"], ()), ([1, 2**63], ()), ([1, 2], [2])):
+        with pytest.raises(StepOrderError, match=r"^commit\(\) of step 0: "):
+            scheduler.commit(plan, tokens, stopped)
+    buffer = [7, 8]
+    outcome = scheduler.commit(plan, buffer)
+    buffer[:] = [0, 0]
+    assert list(outcome.token_ids) == [7, 8]
+    assert [list(scheduler.output_token_ids(name)) for name in (0, 1)] == [[7], [8]]
+
+
+def test_a_run_longer_than_its_horizon_is_refused():
+    scheduler = make(max_model_len=64)
+    scheduler.add(Request(0, Prompt([1, 2, 3]), 5))
+    scheduler.commit(scheduler.schedule(), [7])
+    plan = scheduler.schedule()
+    horizon = scheduler.decode_horizon(plan)
+    with pytest.raises(StepOrderError, match="cannot take"):
+        scheduler.run_decode(plan, horizon + 1, lambda row: [1] * 99)
+    assert scheduler.run_decode(plan, horizon, lambda row: [1] * 99).num_steps == horizon
+
+
+@pytest.mark.parametrize("value", [3, 1, "no", None])
+def test_a_flag_that_is_no_boolean_is_refused(value):
+    with pytest.raises(ConfigError, match="async_scheduling"):
+        make(async_scheduling=value)

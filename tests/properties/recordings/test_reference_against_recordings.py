@@ -58,6 +58,7 @@ def kernel_config(policy: str, recorded_config: dict[str, Any]) -> KernelConfig:
     return KernelConfig(
         num_blocks=recorded_config["num_blocks"] - 1,
         policy=policy,
+        threshold_when_alone=True,  # the recording is older than P-R1
         long_prefill_token_threshold=recorded_config["long_prefill_token_threshold"],
         watermark_blocks=int(recorded_config["watermark"] * recorded_config["num_blocks"]),
         reserve_full_prompt=recorded_config["reserve_full_prompt"],

@@ -6,6 +6,7 @@ import pytest
 from sim_testing import deployment, run, synthetic
 
 from engine.core import InputError
+from engine.core.policy_registry import POLICIES
 from engine.steplog.api import DecodeStretch, StepLogReader
 from sim.cluster.simulation import RunOptions
 from sim.run.outputs import write_requests_csv
@@ -37,9 +38,16 @@ CASES = {
 ROUTERS = ("round-robin", "least-tokens", "prefix-affine")
 
 
-@pytest.mark.parametrize("policy", ["mixed", "prefill_first"])
+CELLS = [
+    (case, policy)
+    for case in CASES
+    for policy in POLICIES
+    if (case, policy) != ("thresholded", "prefill_first")  # which has no threshold
+]
+
+
+@pytest.mark.parametrize(("case", "policy"), CELLS)
 @pytest.mark.parametrize("replicas", [1, 3])
-@pytest.mark.parametrize("case", CASES)
 def test_skipping_gives_the_same_bytes_as_stepping(tmp_path, case, policy, replicas):
     name, changes, engine = CASES[case]
     router = ROUTERS[sorted(CASES).index(case) % 3]
