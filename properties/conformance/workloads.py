@@ -10,6 +10,8 @@ from properties.conformance.options import configured
 from properties.search.driver import Operation
 from properties.search.workloads import Workload, random_workload
 
+_NOT_FOR_ADAPTERS = ("keys", "min_tokens", "priority")
+
 
 def adapter_workload(seed: int, adapter: Any) -> Workload:  # noqa: ANN401
     """The workload of a seed.
@@ -32,8 +34,10 @@ def adapter_workload(seed: int, adapter: Any) -> Workload:  # noqa: ANN401
     for operation in drawn.operations:
         name = operation[0]
         if name == "add":
-            spec = {k: v for k, v in operation[1].items() if k not in ("keys", "min_tokens")}
-            operations.append(["add", spec])
+            spec = {k: v for k, v in operation[1].items() if k not in _NOT_FOR_ADAPTERS}
+            # Every id once: not every scheduler lets an id be used again.
+            fresh = {"id": sum(made[0] == "add" for made in operations)}
+            operations.append(["add", {**spec, **fresh}])
         elif (
             name == "drain"
             or (name == "abort" and can_abort)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from engine.core.policies import MixedPolicy
+from engine.core.policies.mixed import MixedPolicy
 from engine.core.sequence import Sequence
 from engine.core.state import KernelState
+from engine.core.step import Step
 from properties.defects.decisions import PreemptsOldest
 from properties.defects.planting import Mutant, Planted
 
 
 class _PromptsFirstPolicy(MixedPolicy):
-    def _allot(self, state: KernelState, budget: int) -> tuple[int, list[tuple[Sequence, int]]]:
-        num_rows, chunks = super()._allot(state, budget)
+    def _allot(self, state: KernelState, step: Step) -> tuple[int, list[tuple[Sequence, int]]]:
+        num_rows, chunks = super()._allot(state, step)
         return (0, chunks) if chunks else (num_rows, chunks)
 
 

@@ -247,8 +247,8 @@ class Follower(Picture):
 
     def _check_step(self, step: OpenStep, victims: list[Track], total: int, num_slots: int) -> None:
         config = self.config
-        spread = self.mixed and config.prefill_schedule_interval > 1 and victims
-        if not step.entries and not self.open and not spread:
+        gave_way = self.spreads_prefill and victims
+        if not step.entries and not self.open and not gave_way:
             self.complain("L1", "the step schedules nothing")
         told = getattr(step.plan, "num_tokens", total)
         if told != total:
@@ -276,7 +276,7 @@ class Follower(Picture):
             partial = [track for track in self.waiting if track.table]
             if len(partial) > 1 or (partial and self.waiting[0] is not partial[0]):
                 self.complain("S8", "a partly computed prompt is not the head of waiting")
-        elif self.config.long_prefill_token_threshold == 0:
+        elif not (self.config.long_prefill_token_threshold or self.spreads_prefill):
             for track in self.running[:-1]:
                 if track.computed < track.tokens and not track.sampled:
                     self.complain("S8", f"{track.request.request_id!r} is overtaken in mid-prompt")

@@ -55,6 +55,11 @@ class Picture:
         """How many requests may run."""
         return self.config.max_num_active_seqs or self.config.max_num_seqs
 
+    @property
+    def spreads_prefill(self) -> bool:
+        """Whether prompts are held back in some steps (P-R4)."""
+        return self.config.prefill_schedule_interval > 1
+
     def complain(self, law: str, detail: str) -> None:
         """Reports a broken law unless it is switched off."""
         if law in self.suspended or (self.only is not None and law not in self.only):
