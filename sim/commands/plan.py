@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -59,9 +60,10 @@ def main(argv: Sequence[str]) -> int:
     folder = plan_folder(out)
     folder.check()  # before hours of search
     plan = _carry_out(study, out, arguments)
+    command = shlex.join(["lockstep", "sim", "plan", str(arguments.study)])
     with folder:
         write_plan(plan, folder.path / PLAN)
-        write_text(folder.path / REPORT, render_plan(plan))
+        write_text(folder.path / REPORT, render_plan(plan, command))
     for warning in plan.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if arguments.json:

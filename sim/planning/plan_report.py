@@ -12,10 +12,12 @@ from sim.planning.plan_files import TABLE_HEADER, answer, plan_document, table_r
 from sim.planning.planner import Plan
 from sim.planning.start_commands import commands_of
 from sim.planning.trial import TrialResult
+from sim.report.headline import gpus_text
 from sim.report.marks import Guide, Marks, marked_chart, pareto_front
 from sim.report.page import figures, page
 from sim.report.svg import COLOURS
 from sim.report.tables import html_table, number
+from sim.run.deployment import Deployment
 
 # One colour is left for the Pareto front.
 _MOST_LINES = len(COLOURS) - 1
@@ -25,19 +27,19 @@ _USAGE = (
     ("mbu", "MBU"),
     ("kv_mean", "KV mean"),
     ("kv_peak", "KV peak"),
-    ("seqs_full", "steps at max_num_seqs"),
+    ("seqs_full", "full batches"),
     ("budget", "fill of prompt steps"),
     ("steps_with_prompts", "time with prompts"),
     ("hit_rate", "prefix hits"),
 )
 
 
-def render_plan(plan: Plan) -> str:
-    """The whole page."""
+def render_plan(plan: Plan, command: str = "") -> str:
+    """The whole page; `command` is the one that repeats the study."""
     study = plan.study
     lead = f"{plan.source.name}; SLO: {study.slo.describe()}"
     sections = {
-        "Answer": _answer(plan),
+        "Answer": _answer(plan, command),
         "Configurations, best first": html_table(TABLE_HEADER, table_rows(plan)) + _left_out(plan),
         "Rate, goodput and latency": figures(_rate_charts(plan)),
         "Cost and latency": figures(_pareto_charts(plan)),
@@ -50,9 +52,18 @@ def render_plan(plan: Plan) -> str:
     return page(study.name, lead, {name: text for name, text in sections.items() if text})
 
 
-def _answer(plan: Plan) -> str:
+def _answer(plan: Plan, command: str) -> str:
     warnings = "".join(f'<p class="warn">{escape(text)}</p>' for text in plan.warnings)
-    return f"<p><strong>{escape(answer(plan))}</strong></p>{warnings}"
+    gpus = ""
+    if plan.best is not None:
+        groups = [_gpus(group.deployment) for group in plan.best.candidate.groups]
+        gpus = f"<p>That takes {escape(' and '.join(groups))}.</p>"
+    again = f"<p>Repeat it with</p><pre>{escape(command)}</pre>" if command else ""
+    return f"<p><strong>{escape(answer(plan))}</strong></p>{gpus}{warnings}{again}"
+
+
+def _gpus(deployment: Deployment) -> str:
+    return gpus_text(deployment.replicas, deployment.tp, deployment.hardware)
 
 
 def _left_out(plan: Plan) -> str:
@@ -167,9 +178,10 @@ def _commands(plan: Plan) -> str:
     if plan.best is None:
         return ""
     parts = []
-    for one in commands_of(plan.best.candidate):
-        role = "" if one["role"] == "mixed" else f" {one['role']}"
-        parts.append(f"<p>{one['servers']} x{escape(role)} on {escape(str(one['hardware']))}:</p>")
+    candidate = plan.best.candidate
+    for one, group in zip(commands_of(candidate), candidate.groups, strict=True):
+        role = "" if group.role == "mixed" else f"{group.role}: "
+        parts.append(f"<p>{escape(role + _gpus(group.deployment))}, each replica with</p>")
         lines = [str(line) for line in (one["vllm"], one["lockstep"]) if line is not None]
         parts.append(f"<pre>{escape(chr(10).join(lines))}</pre>")
     return "".join(parts)

@@ -10,7 +10,7 @@ _BEGIN = '<!doctype html><html lang="en"><head><meta charset="utf-8">'
 _PROGRAM = "Lockstep: "
 STYLE = """
 :root { color-scheme: light dark; }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1200px;
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1340px;
        padding: 0 1rem; color: #1c1e21; background: #fff; }
 h1 { font-size: 1.5rem; margin-bottom: .2rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .6rem; }
 p.lead, .empty { color: #5a6068; margin-top: 0; }
@@ -23,7 +23,7 @@ td + td { white-space: nowrap; }  /* figures and their units stay on one line */
 .text td + td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 tr.fail td, tr.error td { background: #fcc; color: #1c1e21; } tr.skip td { color: #777; }
 .grid2 { display: grid; gap: 1.2rem;
-         grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr)); }
+         grid-template-columns: repeat(auto-fill, minmax(min(440px, 100%), 1fr)); }
 figure { margin: 0; } figcaption { font-weight: 600; margin-bottom: .2rem; }
 svg { width: 100%; height: auto; } svg text { font-size: 12px; fill: currentColor; }
 svg .mid { text-anchor: middle; } svg .end { text-anchor: end; }

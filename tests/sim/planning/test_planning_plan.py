@@ -92,6 +92,8 @@ def test_the_report_is_one_file_with_plots_and_command_lines(study, tmp_path):
     assert "vllm serve Qwen/Qwen3-0.6B --max-num-seqs 8" in page
     assert "lockstep bench throughput --model Qwen3-0.6B --policy mixed" in page
     assert "Pareto front" in page and "SLO" in page
+    opening = page[: page.index("Configurations, best first")]
+    assert "1 x h200" in opening and f"lockstep sim plan {study}" in opening
     assert not re.search(r'(src|href)="', page)
 
 
