@@ -6,6 +6,8 @@ every one of them and compares.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sim.specs.families_latent import LATENT_FAMILIES
 from sim.specs.families_moe import MIXTURES
 from sim.specs.family import ATTENTION_BIASES, Biases, Family, Norms, sizes
@@ -203,3 +205,25 @@ DENSE: dict[str, Family] = {
 }  # fmt: skip
 
 FAMILIES: dict[str, Family] = {**DENSE, **MIXTURES, **LATENT_FAMILIES}
+
+# The language models within models that also see: the same layers, other defaults.
+VISION_TEXTS: dict[str, Family] = {
+    **dict.fromkeys(
+        ("qwen2_vl_text", "qwen2_5_vl_text"),
+        replace(
+            DENSE["qwen2"],
+            defaults=sizes(64, 8, 152064, 32768, sliding_window=4096, max_window_layers=80),
+        ),
+    ),
+    "qwen3_vl_text": replace(
+        DENSE["qwen3"], window="", defaults=sizes(32, 32, 151936, 128000, head_dim=128)
+    ),
+    "qwen3_vl_moe_text": replace(
+        MIXTURES["qwen3_moe"],
+        window="",
+        defaults=sizes(
+            16, 16, 151936, 128000, True, num_experts=60, num_experts_per_tok=4,
+            moe_intermediate_size=1408, decoder_sparse_step=1,
+        ),
+    ),
+}  # fmt: skip

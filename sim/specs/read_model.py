@@ -12,7 +12,7 @@ from engine.core.errors import InputError
 from sim.specs.architecture import Architecture
 from sim.specs.config_keys import Keys, load_config
 from sim.specs.decoder import build_decoder
-from sim.specs.families import FAMILIES
+from sim.specs.families import FAMILIES, VISION_TEXTS
 from sim.specs.hybrid import read_nemotron_h
 from sim.specs.quantization import read_quantization
 from sim.specs.unmodelled import REFUSED, unmodelled
@@ -21,6 +21,7 @@ from sim.specs.vision import VISION_TYPES, vision_params
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # Config keys that count experts: a family without experts must have none of them.
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_TEXTS = {**FAMILIES, **VISION_TEXTS}
 KNOWN_TYPES = (*FAMILIES, "nemotron_h", *VISION_TYPES)
 
 
@@ -98,7 +99,7 @@ def _read(where: str, name: str, model_type: str, config: Mapping[str, Any]) -> 
 def _read_text(
     where: str, name: str, model_type: str, config: Mapping[str, Any], nested: bool
 ) -> Architecture:
-    family = FAMILIES[model_type]
+    family = _TEXTS[model_type]
     for key in _EXPERT_COUNTS:
         if family.experts is None and config.get(key):
             raise InputError(
@@ -132,9 +133,7 @@ def _read_vision(where: str, name: str, model_type: str, config: Mapping[str, An
         nested = True
     else:
         text, nested = config, False  # older configs hold the sizes beside the vision_config
-    text_type = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3",
-                 "qwen3_vl_moe_text": "qwen3_moe"}.get(text_type, text_type)  # fmt: skip
-    if text_type in REFUSED or text_type not in FAMILIES:
+    if text_type in REFUSED or text_type not in _TEXTS:
         reason = REFUSED.get(text_type, "its layers are not known")
         raise InputError(f"{where}: text_config.model_type={text_type!r}: {reason}")
     if "tie_word_embeddings" in config and nested:

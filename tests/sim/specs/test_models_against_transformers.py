@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.specs.families import FAMILIES
+from sim.specs.families import FAMILIES, VISION_TEXTS
 from sim.specs.read_model import architecture_of
 from sim.specs.vision import VISION_TYPES
 
@@ -227,6 +227,52 @@ def test_gemma_3_counts_its_vision_tower(width, layers, patch):
         model = transformers.Gemma3ForConditionalGeneration(config)
     raw = {"model_type": "gemma3", "text_config": text, "vision_config": vision}
     assert architecture_of("config.json", "m", raw).num_params == num_params(model)
+
+
+TOWERS = {
+    "qwen2_vl": {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2},
+    "qwen2_5_vl": {
+        "depth": 3, "hidden_size": 32, "intermediate_size": 24, "num_heads": 2,
+        "out_hidden_size": 64, "fullatt_block_indexes": [1],
+    },
+    "qwen3_vl": {
+        "depth": 2, "hidden_size": 32, "intermediate_size": 24, "num_heads": 2,
+        "out_hidden_size": 64, "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
+    },
+    "qwen3_vl_moe": {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64},
+    "mistral3": {
+        "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "head_dim": 16, "image_size": 64, "model_type": "pixtral",
+    },
+}  # fmt: skip
+
+
+@settings(max_examples=4, deadline=None, derandomize=True, database=None)
+@pytest.mark.parametrize("model_type", TOWERS)
+@given(st.sampled_from([7, 14]), st.booleans(), st.integers(1, 3))
+def test_a_tower_and_its_language_model_equal_the_built_model(model_type, patch, tied, layers):
+    vision = {**TOWERS[model_type], "patch_size": patch}
+    text = {"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": layers,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 80,
+            "head_dim": 16, "pad_token_id": None}  # fmt: skip
+    text["model_type"] = f"{model_type}_text" if model_type != "mistral3" else "mistral"
+    raw = {"model_type": model_type, "text_config": text, "vision_config": vision,
+           "tie_word_embeddings": tied}  # fmt: skip
+    made = transformers.AutoConfig.for_model(
+        model_type, text_config=dict(text), vision_config=dict(vision), tie_word_embeddings=tied
+    )
+    with torch.device("meta"):
+        model = transformers.AutoModelForImageTextToText.from_config(made)
+    ours = architecture_of("config.json", "m", raw)
+    assert ours.num_params == num_params(model)
+    assert not ours.not_modelled and ours.notes
+
+
+@pytest.mark.parametrize("model_type", VISION_TEXTS)
+def test_defaults_of_language_models_that_see_are_those_of_the_class(model_type):
+    known = defaults_of(model_type)
+    for key, value in VISION_TEXTS[model_type].defaults.items():
+        assert known.get(key, False) == value, key
 
 
 def test_every_type_with_a_text_config_leads_to_a_known_language_model():
