@@ -115,12 +115,11 @@ class FleetSimulation(Simulation):
         source.link_free_ns = start_ns + self._link.busy_ns(num_bytes)
         arrival_ns = source.link_free_ns + self._link.latency_ns
         target = decoders[index]
-        call_at(self._env, arrival_ns, ARRIVAL, lambda: self._deliver(row, prompt, target))
+        call_at(self._env, arrival_ns, ARRIVAL, lambda: self._deliver(row, target))
 
-    def _deliver(self, row: int, prompt: Prompt, target: DecodeServer) -> None:
+    def _deliver(self, row: int, target: DecodeServer) -> None:
         workload, ledger = self._workload, self._ledger
-        num_outputs = workload.output_tokens[row]
         ledger.replica[row] = target.index
-        request = Request(workload.request_id(row), prompt, num_outputs)
-        first_output_id = output_stripe(row, num_outputs).start
+        request = workload.request(row)
+        first_output_id = output_stripe(row, request.max_tokens).start
         target.receive(request, row, first_output_id, ledger.first_token_ns[row])

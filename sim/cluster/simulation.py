@@ -145,9 +145,8 @@ class Simulation:
 
     def _submit(self, row: int) -> None:
         workload = self._workload
-        prompt = workload.prompt(row)
-        num_outputs = workload.output_tokens[row]
-        request = Request(workload.request_id(row), prompt, num_outputs)
+        request = workload.request(row)
+        prompt, num_outputs = request.prompt, request.max_tokens
         try:
             self._check_length(request, prompt, num_outputs)
             fronts = self._fronts

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from engine.core.request import Request
 from engine.core.tokens import Prompt
 from sim.workloads.arrivals import check_span
 
@@ -189,6 +190,11 @@ class Workload:
     def request_id(self, row: int) -> int | str:
         """The trace's id of a row, else its number."""
         return row if self.request_ids is None else self.request_ids[row]
+
+    def request(self, row: int) -> Request:
+        """What is sent to a server."""
+        outputs, priority = self.output_tokens[row], self.priority(row)
+        return Request(self.request_id(row), self.prompt(row), outputs, priority=priority)
 
     def priority(self, row: int) -> int:
         """The priority of a row; 0 where the workload has none."""

@@ -227,6 +227,17 @@ def test_priorities_are_carried_and_only_then_written(tmp_path):
         assert read(out / "requests.csv").priority(0) == int(has)
 
 
+def test_a_lower_priority_goes_first_where_the_policy_looks_at_it(tmp_path):
+    text = "arrival_ms,prompt_tokens,output_tokens,priority\n0,9,50,0\n1,9,5,7\n2,9,5,3\n"
+    trace = read(write(tmp_path, text, "t.csv"))
+    order = {}
+    for policy in ("priority", "mixed"):
+        finished = run(trace, policy=policy, max_num_seqs=1, cost="constant:1")
+        first = finished.result.ledger.first_scheduled_ns
+        order[policy] = sorted(range(3), key=first.__getitem__)
+    assert order == {"priority": [0, 2, 1], "mixed": [0, 1, 2]}
+
+
 def test_an_unknown_column_is_named_once_and_left_out(tmp_path, capsys):
     text = "arrival_s,prompt_tokens,output_tokens,colour\n0,1,1,red\n1,2,2,blue\n"
     path = write(tmp_path, text, "t.csv")
