@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from engine.core import KernelConfig
 from engine.core.errors import InputError
+from engine.steplog.api import LogHeader
 from sim.calibration.evaluate import Fold, evaluate, fold_json, kinds
 from sim.calibration.fit import fit_steps, fit_tracking, leave_one_out
 from sim.calibration.pauses import fit_pauses, without_pauses
@@ -54,15 +56,32 @@ def calibrate(
         pauses=fit_pauses(logs, fit, graphs),
         tracking=fit_tracking(logs, fit, graphs),
         noise=tuple(noise_of(log, fold, graphs) for log, fold in zip(logs, folds, strict=False)),
-        sources=tuple(_source(log, path) for log, path in zip(logs, paths, strict=True)),
+        sources=tuple(
+            log_source(log.name, path, len(log), int(log.is_mixed.sum()), log.header.kernel)
+            for log, path in zip(logs, paths, strict=True)
+        ),
         held_out=tuple(fold_json(fold) for fold in folds),
-        lockstep_version=_version(),
+        lockstep_version=version(),
     )
     in_sample = tuple(evaluate(log, fit, graphs) for log in logs)
     return Calibration(profile, tuple(logs), tuple(folds), in_sample)
 
 
-def graphs_of(logs: Sequence[Samples], option: str) -> Graphs:
+class HasHeader(Protocol):
+    """A log's columns, of which only the header and the graphs matter here."""
+
+    @property
+    def header(self) -> LogHeader:
+        """The log's header."""
+        ...
+
+    @property
+    def graph_buckets(self) -> tuple[int, ...]:
+        """Graph sizes that steps were logged with."""
+        ...
+
+
+def graphs_of(logs: Sequence[HasHeader], option: str) -> Graphs:
     """The captured graphs: `vllm`, `none`, explicit sizes, or `auto`.
 
     `auto` takes vLLM's for imported recordings and the buckets that steps were logged with else.
@@ -132,13 +151,16 @@ def target_of(model: ModelShape, hardware: str, dtype: str, tp: int, engine: str
     return Target({"name": model.name, **shape_fields(model)}, hardware, dtype, tp, engine)
 
 
-def _source(log: Samples, path: Path) -> dict[str, Any]:
+def log_source(
+    name: str, path: Path, steps: int, mixed_steps: int, kernel: KernelConfig
+) -> dict[str, Any]:
+    """What a profile says of a log that it was made from."""
     return {
-        "name": log.name,
+        "name": name,
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        "steps": len(log),
-        "mixed_steps": int(log.is_mixed.sum()),
-        "kernel": asdict(log.header.kernel),
+        "steps": steps,
+        "mixed_steps": mixed_steps,
+        "kernel": asdict(kernel),
     }
 
 
@@ -151,7 +173,8 @@ def _check_alike(logs: Sequence[Samples]) -> None:
             raise InputError(f"{second}: another {what} than {first}")
 
 
-def _version() -> str:
+def version() -> str:
+    """The version of this package, for provenance."""
     try:
         return metadata.version("lockstep-llm")
     except metadata.PackageNotFoundError:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from engine.core.request import RequestId
-from engine.steplog.vllm_run import NS_PER_US
 from sim.calibration.pipeline_samples import Flags, PipelineSamples
 from sim.calibration.regression import huber
 from sim.cost.pipeline import HostTerms
@@ -27,13 +24,15 @@ CLEARLY = 1.15
 # Requests that come in within so long of a launch's begin are no consequence of its length.
 EARLY_NS, HAND_OVER_NS = 8e6, 1.5e6
 MIN_LAUNCHES = 20
+# The device has done so small a step with prompts by the time that its launch ends.
+SMALL_TOKENS = 300
 
 
 def fit_host(logs: Sequence[PipelineSamples], graphs: Graphs, device: DecodeTimes) -> HostTerms:
     """Non-negative fits of all that the host does, relative errors, runs weighed alike."""
     schedule = _fit_columns(logs, _schedule_terms, lambda log: log.decided - log.begins)
     update = _fit_columns(logs, _update_terms, lambda log: log.booked - log.result)
-    decode, rest = _decode_launches(logs, graphs, device)
+    decode, rest = _decode_launches(logs, device)
     prepare = [max(0.0, decode[0] - rest), decode[1]]
     launches = _prompt_launches(logs, graphs, prepare)
     hand_over, client, between = _hand_over(logs), _client(logs), _between(logs)
@@ -153,8 +152,7 @@ def _launch_columns(
     """Run, kind, launch, inputs, further chunks, and requests that came in early and at all."""
     rows = np.flatnonzero(prompt_launch_rows(log))
     come = np.sort([
-        (one.added_us if one.sent_us is None else one.sent_us) * NS_PER_US + HAND_OVER_NS
-        for one in log.recording.requests
+        one.added if one.sent is None else one.sent + HAND_OVER_NS for one in log.requests
     ])  # fmt: skip
     decided = log.decided[rows]
     ends = [np.searchsorted(come, decided + wait) for wait in (EARLY_NS, log.waits[rows])]
@@ -181,7 +179,7 @@ def prompt_launch_rows(log: PipelineSamples) -> Flags:
 
 
 def _decode_launches(
-    logs: Sequence[PipelineSamples], graphs: Graphs, device: DecodeTimes
+    logs: Sequence[PipelineSamples], device: DecodeTimes
 ) -> tuple[list[float], float]:
     """Launches of decode steps, and the part of them in which the device runs already.
 
@@ -190,7 +188,7 @@ def _decode_launches(
     """
     terms, times, rests = [], [], []
     for log in logs:
-        small = log.has_chunks & (log.num_tokens <= graphs.mixed_up_to * 0.6)
+        small = log.has_chunks & (log.num_tokens <= SMALL_TOKENS)
         rows = np.zeros(len(log), dtype=np.bool_)
         rows[1:] = small[:-1] & ~log.has_chunks[1:] & log.steady[1:]
         rows &= np.nan_to_num(log.waits, nan=np.inf) < LONGEST_DECODE_LAUNCH_NS
@@ -207,7 +205,7 @@ def _between(logs: Sequence[PipelineSamples]) -> list[float]:
     """From the end of a call to the next decision, with the requests taken in."""
     terms, times = [], []
     for log in logs:
-        added = np.array([one.added_us for one in log.recording.requests]) * NS_PER_US
+        added = np.array([one.added for one in log.requests])
         rows = np.flatnonzero(log.steady[2:] & log.steady[1:-1]) + 2
         ends, begins = log.booked[rows - 2], log.begins[rows]
         counts = np.searchsorted(added, begins, "right") - np.searchsorted(added, ends, "right")
@@ -225,15 +223,14 @@ def _hand_over(logs: Sequence[PipelineSamples]) -> list[float]:
     low, high, tokens, late = [], [], [], []
     for log in logs:
         ends = np.sort(log.booked)
-        for request in log.recording.requests:
-            if request.sent_us is None:
+        for one in log.requests:
+            if one.sent is None:
                 continue
-            sent, added = request.sent_us * NS_PER_US, request.added_us * NS_PER_US
-            place = int(np.searchsorted(ends, added, "right")) - 1
-            low.append(ends[place - 1] - sent if place >= 1 else 0.0)
-            high.append(added - sent)
-            tokens.append(request.prompt_tokens / 1e3)
-            late.append((request.sent_us - request.arrival_us) * NS_PER_US)
+            place = int(np.searchsorted(ends, one.added, "right")) - 1
+            low.append(ends[place - 1] - one.sent if place >= 1 else 0.0)
+            high.append(one.added - one.sent)
+            tokens.append(one.prompt_tokens / 1e3)
+            late.append(one.sent - one.arrival)
     if not high:
         return [0.0, 0.0]
     lows, highs, kilo = np.array(low), np.array(high), np.array(tokens)
@@ -259,11 +256,7 @@ def _client(logs: Sequence[PipelineSamples]) -> list[float]:
 
 def client_delays(log: PipelineSamples) -> Floats:
     """Mean over the tokens of each step; NaN where the client's times are not known."""
-    tokens: dict[RequestId, Any] = {
-        one.id: np.cumsum([one.first_token_us, *(one.token_gaps_us or ())])
-        for one in log.recording.requests
-        if one.token_gaps_us is not None
-    }
+    tokens = {one.id: one.tokens for one in log.requests if one.tokens is not None}
     taken = dict.fromkeys(tokens, 0)
     found = np.full(len(log), np.nan)
     for number, sampled in enumerate(log.sampled):
@@ -274,5 +267,5 @@ def client_delays(log: PipelineSamples) -> Floats:
                 seen.append(times[place])
                 taken[request_id] = place + 1
         if seen:
-            found[number] = float(np.mean(seen)) * NS_PER_US - log.booked[number]
+            found[number] = float(np.mean(seen)) - log.booked[number]
     return found

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core import KernelConfig
 from engine.core.errors import InputError
 from engine.core.request import RequestId
-from engine.steplog.api import AddRecord, StepRecord
-from engine.steplog.vllm_recording import ImportedLog
-from engine.steplog.vllm_run import NS_PER_US, Recording
+from engine.core.tokens import Prompt
+from engine.steplog.api import AddRecord, LogHeader, StepRecord
+from engine.steplog.vllm_recording import ImportedLog, ReadableLog
+from engine.steplog.vllm_run import NS_PER_US
 from sim.calibration.samples import record_features
 from sim.cost.features import StepFeatures
 from sim.cost.work import Floats, next_recent
 
 Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """One request, in ns; `sent` and `tokens` are the client's, where there was one apart."""
+
+    id: RequestId
+    arrival: float
+    added: float
+    prompt: Prompt
+    output_tokens: int
+    sent: float | None = None
+    tokens: tuple[float, ...] | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +51,8 @@ class PipelineSamples:
     """
 
     name: str
-    kernel: KernelConfig
-    recording: Recording
+    header: LogHeader
+    requests: tuple[RequestTimes, ...]
     features: tuple[StepFeatures, ...]
     recent: Floats
     begins: Floats
@@ -41,6 +62,8 @@ class PipelineSamples:
     num_admitted: Floats
     num_finished: Floats
     sampled: tuple[tuple[RequestId, ...], ...]
+    steady: Flags
+    graph_buckets: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.features)
@@ -71,13 +94,6 @@ class PipelineSamples:
         return np.array([one.num_chunk_tokens for one in self.features], dtype=np.float64)
 
     @property
-    def steady(self) -> Flags:
-        """Steps that were decided while the one before was in flight."""
-        flags = np.zeros(len(self), dtype=np.bool_)
-        flags[1:] = self.result[:-1] >= self.decided[1:]
-        return flags
-
-    @property
     def periods(self) -> Floats:
         """From the result of the step before to the step's own; NaN for the first."""
         return np.append(np.nan, np.diff(self.result))
@@ -88,46 +104,98 @@ class PipelineSamples:
         return np.append(np.nan, self.result[:-1] - self.decided[1:])
 
 
-def pipeline_samples(log: ImportedLog) -> PipelineSamples:
-    """The columns of an asynchronous recording.
+def pipeline_samples(log: ReadableLog) -> PipelineSamples:
+    """The columns of an asynchronous run, recorded or logged by this engine.
 
     Raises:
-        InputError: it is a synchronous one.
+        InputError: it is a synchronous one, or holds steps without a result.
     """
-    recording = log.recording
-    if not recording.updates:
+    if not log.header.kernel.async_scheduling:
         raise InputError(f"{log.path}: was not scheduled asynchronously")
-    features, recent, admitted, finished, sampled = [], [], [], [], []
-    before = 0.0
+    adds, steps = [], []
     for record in log.expanded():
         if isinstance(record, AddRecord):
-            continue
-        assert isinstance(record, StepRecord)
-        features.append(record_features(record, log.header))
-        recent.append(before)
-        before = next_recent(before, features[-1].num_chunk_tokens)
-        admitted.append(len(record.admitted))
-        finished.append(len(record.finished))
-        sampled.append(record.sampled_ids)
-    times = np.array(
-        [
-            (step.schedule_start_us, step.schedule_end_us, update.start_us, update.end_us)
-            for step, update in zip(recording.steps, recording.updates, strict=True)
-        ],
-        dtype=np.float64,
-    )
-    begins, decided, result, booked = (times * NS_PER_US).T
+            adds.append(record)
+        elif isinstance(record, StepRecord) and record.num_tokens and not record.discarded:
+            steps.append(record)
+    if not steps:
+        raise InputError(f"{log.path}: holds no step")
+    if isinstance(log, ImportedLog):
+        times, steady = _recorded_times(log)
+        requests = _recorded_requests(log)
+    else:
+        times, steady = _logged_times(steps)
+        counts = Counter([request_id for record in steps for request_id in record.sampled_ids])
+        requests = tuple([
+            RequestTimes(one.request.request_id, one.arrival_ns,
+                         one.arrival_ns if one.added_ns is None else one.added_ns,
+                         one.request.prompt, counts[one.request.request_id])
+            for one in adds
+            if counts[one.request.request_id]
+        ])  # fmt: skip
+    begins, decided, result, booked = times
     return PipelineSamples(
         name=log.path.name,
-        kernel=log.header.kernel,
-        recording=recording,
-        features=tuple(features),
-        recent=np.array(recent),
+        header=log.header,
+        requests=requests,
+        features=tuple([record_features(record, log.header) for record in steps]),
+        recent=_recent(steps),
         begins=begins,
         decided=decided,
         result=result,
         booked=booked,
-        num_admitted=np.array(admitted, dtype=np.float64),
-        num_finished=np.array(finished, dtype=np.float64),
-        sampled=tuple(sampled),
+        num_admitted=np.array([len(record.admitted) for record in steps], dtype=np.float64),
+        num_finished=np.array([len(record.finished) for record in steps], dtype=np.float64),
+        sampled=tuple([record.sampled_ids for record in steps]),
+        steady=steady,
+        graph_buckets=tuple(sorted({one.graph_bucket for one in steps if one.graph_bucket})),
     )
+
+
+def _recent(steps: Sequence[StepRecord]) -> Floats:
+    recent, before = [], 0.0
+    for record in steps:
+        recent.append(before)
+        before = next_recent(before, sum(chunk.num_tokens for chunk in record.chunks))
+    return np.array(recent)
+
+
+def _recorded_times(log: ImportedLog) -> tuple[Floats, Flags]:
+    """Begin and end of decision and booking, as they were recorded."""
+    recording = log.recording
+    rows = [
+        (step.schedule_start_us, step.schedule_end_us, update.start_us, update.end_us)
+        for step, update in zip(recording.steps, recording.updates, strict=True)
+    ]
+    times = np.array(rows, dtype=np.float64).T * NS_PER_US
+    steady = np.zeros(len(rows), dtype=np.bool_)
+    steady[1:] = times[2][:-1] >= times[1][1:]
+    return times, steady
+
+
+def _logged_times(steps: Sequence[StepRecord]) -> tuple[Floats, Flags]:
+    """This engine logs ends only: a decision follows the booking of the step two before it.
+
+    So the time of decision and booking is part of the launch.
+    """
+    result = np.array([record.start_ns + record.duration_ns for record in steps], dtype=np.float64)
+    begins = np.array([record.start_ns for record in steps], dtype=np.float64)
+    steady = np.array([record.open_plans > 0 for record in steps])
+    steady[:2] = False
+    begins[2:] = np.where(steady[2:], result[:-2], begins[2:])
+    return np.array((begins, begins, result, result)), steady
+
+
+def _recorded_requests(log: ImportedLog) -> tuple[RequestTimes, ...]:
+    found, prompts = [], log.recording.prompts()
+    for one in log.recording.requests:
+        tokens = None
+        if one.token_gaps_us is not None:
+            times = accumulate((one.first_token_us, *one.token_gaps_us))
+            tokens = tuple([float(time * NS_PER_US) for time in times])
+        sent = None if one.sent_us is None else float(one.sent_us * NS_PER_US)
+        arrival, added = float(one.arrival_us * NS_PER_US), float(one.added_us * NS_PER_US)
+        found.append(
+            RequestTimes(one.id, arrival, added, prompts[one.id], one.output_tokens, sent, tokens)
+        )
+    return tuple(found)

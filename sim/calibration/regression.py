@@ -36,6 +36,8 @@ def huber(
 def _nnls(terms: Floats, target: Floats) -> Floats:
     """Non-negative least squares of many rows, on a square root of the normal matrix."""
     # Only fitting needs scipy: an extra that the help of a verb must not ask for.
+
+    # Fitting needs scipy, predicting does not.
     from scipy.optimize import nnls
 
     values, vectors = np.linalg.eigh(terms.T @ terms)

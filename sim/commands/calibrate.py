@@ -9,12 +9,18 @@ from engine.arguments.files import check_writable
 from engine.arguments.parser import VerbParser
 from engine.core.errors import InputError
 from engine.steplog.atomic import write_text
+from engine.steplog.vllm_recording import open_log
 from sim.calibration.build import Calibration, calibrate, graphs_of, target_of
 from sim.calibration.evaluate import Fold
 from sim.calibration.fit_report import render_calibration
 from sim.calibration.log_target import check_log, said_dtype, said_hardware
+from sim.calibration.pipeline_build import calibrate_pipeline, pipeline_lines
+from sim.calibration.pipeline_report import render_pipeline
+from sim.calibration.pipeline_samples import PipelineSamples, pipeline_samples
 from sim.calibration.samples import Samples, read_samples
+from sim.cost.pipeline_profile import pipeline_to_json
 from sim.cost.profile import check_dtype, save_profile
+from sim.cost.profile_json import profile_text
 from sim.cost.terms import HOST_TERMS, STEP_TERMS
 from sim.run.option_table import SIM_TABLE
 from sim.specs.hardware import hardware_named
@@ -32,7 +38,7 @@ def calibrate_main(argv: Sequence[str]) -> int:
     report: Path = arguments.report or out.with_suffix(".html")
     check_writable("out", out, ".json")
     check_writable("report", report)
-    logs = [read_samples(path) for path in arguments.logs]
+    logs = [_samples(path) for path in arguments.logs]
     model, dtype = _model_of(logs, arguments.model), _dtype_of(logs, arguments.dtype)
     model.check_tp(arguments.tensor_parallel_size)
     hardware = hardware_named(_hardware_of(logs, arguments.hardware))
@@ -46,13 +52,37 @@ def calibrate_main(argv: Sequence[str]) -> int:
     for log, path in zip(logs, arguments.logs, strict=True):
         check_log(log.header, path, target)
     graphs = graphs_of(logs, arguments.graphs)
-    result = calibrate(logs, arguments.logs, target, graphs)
-    page = render_calibration(result)
-    save_profile(result.profile, out)
-    write_text(report, page)
-    print_result(result)
+    pipelines = [log for log in logs if isinstance(log, PipelineSamples)]
+    steps = [log for log in logs if isinstance(log, Samples)]
+    if pipelines and steps:
+        raise InputError(
+            f"{pipelines[0].name} was scheduled asynchronously and {steps[0].name} was not:"
+            " calibrate each kind by itself"
+        )
+    if pipelines:
+        made = calibrate_pipeline(pipelines, arguments.logs, target, graphs)
+        write_text(out, profile_text(pipeline_to_json(made.profile)))
+        lines = pipeline_lines(made)
+        write_text(report, render_pipeline(made.profile, lines))
+        print("\n".join(lines))
+    else:
+        result = calibrate(steps, arguments.logs, target, graphs)
+        page = render_calibration(result)
+        save_profile(result.profile, out)
+        write_text(report, page)
+        print_result(result)
     print(f"profile: {out}\nreport: {report}")
     return 0
+
+
+def _samples(path: Path) -> Samples | PipelineSamples:
+    """The steps of a log; asynchronous ones in their own form."""
+    log = open_log(path)
+    if not log.header.kernel.async_scheduling:
+        return read_samples(path)
+    if log.header.num_replicas != 1:
+        raise InputError(f"{path}: {log.header.num_replicas} replicas: calibrate on one engine")
+    return pipeline_samples(log)
 
 
 def print_result(result: Calibration) -> None:
@@ -99,7 +129,7 @@ def _parser() -> VerbParser:
     return parser
 
 
-def _hardware_of(logs: Sequence[Samples], option: str | None) -> str:
+def _hardware_of(logs: Sequence[Samples | PipelineSamples], option: str | None) -> str:
     """The option, or what all logs say."""
     said = {said_hardware(log.header) for log in logs} - {None}
     if option is not None:
@@ -109,7 +139,7 @@ def _hardware_of(logs: Sequence[Samples], option: str | None) -> str:
     return str(said.pop())
 
 
-def _model_of(logs: Sequence[Samples], option: str | None) -> ModelShape:
+def _model_of(logs: Sequence[Samples | PipelineSamples], option: str | None) -> ModelShape:
     """The option, or the model that all logs name."""
     said = {str(log.header.model.get("name") or "") for log in logs} - {""}
     if option is None and len(said) != 1:
@@ -117,7 +147,7 @@ def _model_of(logs: Sequence[Samples], option: str | None) -> ModelShape:
     return model_named(said.pop() if option is None else option)
 
 
-def _dtype_of(logs: Sequence[Samples], option: str) -> str:
+def _dtype_of(logs: Sequence[Samples | PipelineSamples], option: str) -> str:
     """The option, or for `auto` what all logs say."""
     if option != "auto":
         return check_dtype(option)
@@ -127,8 +157,8 @@ def _dtype_of(logs: Sequence[Samples], option: str) -> str:
     return check_dtype(str(said.pop())) if said else "bfloat16"
 
 
-def _engine_of(logs: Sequence[Samples], option: str | None) -> str:
+def _engine_of(logs: Sequence[Samples | PipelineSamples], option: str | None) -> str:
     if option is not None:
         return option
-    said = {str(log.header.options.get("engine", "")) for log in logs} - {""}
+    said = {str(log.header.options.get("engine", "")).lower() for log in logs} - {""}
     return said.pop() if len(said) == 1 else f"lockstep {logs[0].header.lockstep_version}".strip()

@@ -9,7 +9,9 @@ from engine.arguments.parser import Group, VerbParser, check_applies
 from engine.arguments.table import DEPLOYMENT as DEPLOYMENT_OPTIONS
 from engine.core.errors import ConfigError
 from sim.cluster.simulation import RunOptions
-from sim.run.deployment import COST_HELP, Deployment, check_policy_has
+from sim.run.cost_models import COST_HELP
+from sim.run.deployment import Deployment, check_policy_has, deployment_with
+from sim.run.engines import ENGINES
 from sim.run.option_table import (
     ARCHIVE,
     GAMMA,
@@ -39,6 +41,7 @@ _DETAILS = {
     "model": f"or a config.json, or one of {', '.join(MODELS)}",
     "hardware": f"one of {', '.join(HARDWARE)}",
     "cost": COST_HELP,
+    "engine": f"one of {', '.join(ENGINES)}: its options where none are given, and its profile",
     "output_len": lengths.HELP,
     "out": "a folder for summary.json, requests.csv, steps.jsonl, report.html, trace.json",
     "json": "summary.json",
@@ -87,7 +90,7 @@ def _add(parser: VerbParser, name: str, group: Group) -> None:
 def _deployment_defaults() -> dict[str, object]:
     """The fields of a deployment that a command line can set, in the order of the table."""
     order = [option.name for option in DEPLOYMENT_OPTIONS]
-    order += ["router", "dtype", "kv_cache_dtype"]
+    order += ["router", "dtype", "kv_cache_dtype", "engine"]
     default = Deployment()
     names = [field.name for field in fields(Deployment) if field.name not in _NOT_OPTIONS]
     names.sort(key=lambda name: order.index(SIM_TABLE[name].name))
@@ -100,8 +103,12 @@ def deployment_of(arguments: argparse.Namespace) -> Deployment:
     Raises:
         ConfigError: an option that the policy does not have.
     """
-    values = {name: getattr(arguments, SIM_TABLE[name].name) for name in _deployment_defaults()}
-    deployment = Deployment(**values)
+    given = {
+        name: getattr(arguments, SIM_TABLE[name].name)
+        for name in _deployment_defaults()
+        if SIM_TABLE[name].name in arguments.given
+    }
+    deployment = deployment_with(given)
     check_policy_has(deployment)
     return deployment
 

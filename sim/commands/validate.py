@@ -14,13 +14,17 @@ from engine.arguments.files import check_writable
 from engine.arguments.parser import VerbParser
 from engine.core.errors import ConfigError, InputError
 from engine.steplog.atomic import write_text
+from engine.steplog.vllm_recording import open_log
 from sim.calibration.build import calibrate, graphs_of, target_of
 from sim.calibration.evaluate import Fit, evaluate
 from sim.calibration.host_speed import one_step_ahead
 from sim.calibration.log_target import check_log, said_dtype
+from sim.calibration.pipeline_free import target_physics
+from sim.commands.validate_async import validate_pipelines
 from sim.cost.calibrated import CalibratedCost
 from sim.cost.physics import Physics
-from sim.cost.profile import Profile, Target, find_profile, load_profile
+from sim.cost.profile import Profile, Target, load_profile
+from sim.cost.profiles import find_profile
 from sim.report.tables import text_table
 from sim.run.option_table import SIM_TABLE
 from sim.specs.hardware import hardware_named
@@ -43,6 +47,9 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError("replicates", 1, "must be 0, or at least 2")
     if "seed" in arguments.given and not arguments.replicates:
         raise ConfigError("seed", arguments.seed, "belongs to a validation with replicates")
+    logs = [open_log(path) for path in arguments.logs]
+    if any(log.header.kernel.async_scheduling for log in logs):
+        return validate_pipelines(arguments, logs)
     runs = [read_run(path) for path in arguments.logs]
     profiles = _profiles(arguments, runs)
     comparisons = []
@@ -84,10 +91,7 @@ def compare(
 
 def physics_of(profile: Profile) -> Physics:
     """The limits of the hardware and model that a profile was made for."""
-    target = profile.target
-    shape = {key: value for key, value in target.model.items() if key != "name"}
-    model = ModelShape(name=str(target.model["name"]), max_position=1 << 30, **shape)
-    return Physics(model, hardware_named(target.hardware), target.tp)
+    return target_physics(profile.target)
 
 
 def held_out_profiles(
@@ -124,11 +128,12 @@ def _profiles(arguments: argparse.Namespace, runs: Sequence[RecordedRun]) -> lis
         _check_logs(runs, target_of(model, hardware.name, dtype, tp, ""))
         return held_out_profiles(runs, model, hardware.name, dtype, tp)
     if arguments.profile is None:
-        profile = find_profile(model, hardware, tp)
-        if profile is None:
+        found = find_profile(model, hardware, tp)
+        if not isinstance(found, Profile):
             raise ConfigError(
                 "profile", None, f"no shipped profile is for {model.name} on {hardware.name}"
             )
+        profile = found
     else:
         profile = load_profile(arguments.profile)
         profile.check_fits(model, hardware, tp)

@@ -19,6 +19,7 @@ from sim.cost.terms import (
     kind_of,
     step_row,
 )
+from sim.cost.trust import Trust
 from sim.cost.work import RECENT_DECAY, next_recent, work_row
 
 # Beyond this share of steps outside the calibrated range a result is refused ...
@@ -167,6 +168,11 @@ class CalibratedCost:
                 self.name,
                 f"{share:.0%} of {self.num_steps:,} steps outside its range",
             )
+
+    @property
+    def trust(self) -> Trust:
+        """The errors of free-running simulations of its logs, each with a fit to the others."""
+        return self.profile.trust
 
     def describe(self) -> dict[str, object]:
         """Name and provenance of the profile."""

@@ -34,6 +34,7 @@ class ExpertParallelCost:
     def __init__(self, roofline: RooflineCost, group: ExpertGroup, index: int) -> None:
         self.group = group
         self._roofline, self._index = roofline, index
+        self.trust = roofline.trust
         options, hardware = roofline.options, roofline.physics.hardware
         link_bytes_per_ns = hardware.link_bytes_per_s * options.link_efficiency / 1e9
         model, others = roofline.physics.model, len(group.newest) - 1

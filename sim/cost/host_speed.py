@@ -7,6 +7,8 @@ import random
 from statistics import NormalDist
 from typing import Protocol
 
+import numpy as np
+
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 _MOST = 2.0
 _NORMAL = NormalDist()
@@ -40,10 +42,13 @@ class Steady:
 class Drifting:
     """A latent speed that drifts: correlated over `memory_ns`, and a part that each launch has.
 
-    `slow_share` of the variance drifts, the rest is independent.
+    `slow_share` of the variance drifts, the rest is independent; `level` is the mean.
     """
 
-    def __init__(self, spread: float, memory_ns: float, slow_share: float, seed: int) -> None:
+    def __init__(
+        self, spread: float, memory_ns: float, slow_share: float, seed: int, level: float = 1.0
+    ) -> None:
+        self._mean = level
         self._spread, self._memory_ns, self._share = spread, memory_ns, slow_share
         self._random = random.Random(seed)
         self._level, self._time_ns = self._random.gauss(0, 1), 0
@@ -55,7 +60,13 @@ class Drifting:
         self._level, self._time_ns = kept * self._level + fresh * self._random.gauss(0, 1), time_ns
         own = self._random.gauss(0, 1)
         mixed = math.sqrt(self._share) * self._level + math.sqrt(1 - self._share) * own
-        return _factor(self._spread, mixed)
+        return self._mean * _factor(self._spread, mixed)
+
+
+def even_factors(spread: float, count: int) -> np.ndarray:
+    """Factors that share out the distribution evenly."""
+    places = [(place + 0.5) / count for place in range(count)]
+    return np.array([_factor(spread, _NORMAL.inv_cdf(place)) for place in places])
 
 
 def _factor(spread: float, deviation: float) -> float:

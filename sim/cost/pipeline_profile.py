@@ -12,6 +12,7 @@ from sim.cost.pipeline import HostTerms
 from sim.cost.profile import RANGE_NAMES, Target, check_target, fits_target
 from sim.cost.profile_json import terms_from_json, terms_to_json
 from sim.cost.terms import Graphs
+from sim.cost.trust import Trust, trust_of_profile
 from sim.specs.hardware import Hardware
 from sim.specs.models import ModelShape
 
@@ -31,7 +32,8 @@ class Drift:
 class PipelineProfile:
     """Coefficients in ns per unit, the host's terms, the calibrated range, and the provenance.
 
-    `run_errors` are by how much the busy time of each log was off under a fit to the others.
+    `run_errors` are by how much the busy time of each log was off under a fit to the others,
+    `free_running` by how many percent mean TTFT and TPOT were, simulated from the arrivals alone.
     """
 
     target: Target
@@ -44,8 +46,19 @@ class PipelineProfile:
     sources: tuple[Mapping[str, Any], ...]
     held_out: tuple[Mapping[str, Any], ...]
     run_errors: tuple[float, ...] = ()
+    free_running: tuple[Mapping[str, Any], ...] = ()
     lockstep_version: str = ""
     path: str = ""
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """What the engine was doing: it always is."""
+        return True
+
+    @property
+    def trust(self) -> Trust:
+        """The range of the errors of free-running held-out simulations of its logs."""
+        return trust_of_profile(self.target.engine, self.target.hardware, self.free_running)
 
     def check_fits(self, model: ModelShape, hardware: Hardware, tp: int) -> None:
         """Raises InputError where the profile was made for another model, dtype, TP or GPU."""
@@ -77,6 +90,7 @@ def pipeline_to_json(profile: PipelineProfile) -> dict[str, Any]:
         "drift": asdict(profile.drift),
         "calibrated_up_to": dict(profile.limits),
         "held_out": [dict(fold) for fold in profile.held_out],
+        "free_running_percent": [dict(fold) for fold in profile.free_running],
         "run_errors": [round(error, 5) for error in profile.run_errors],
     }
 
@@ -120,6 +134,7 @@ def _from_json(document: Mapping[str, Any], path: str) -> PipelineProfile:
         sources=tuple(document["sources"]),
         held_out=tuple(document["held_out"]),
         run_errors=tuple(float(error) for error in document["run_errors"]),
+        free_running=tuple(document.get("free_running_percent", ())),
         lockstep_version=str(document.get("lockstep", "")),
         path=path,
     )

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from engine.core.errors import InputError
-from sim.cost.calibrated import MAX_OUTSIDE
+import math
+import random
+import statistics
+
+from sim.cost.calibrated import MAX_OUTSIDE, OutOfRange
 from sim.cost.device_terms import decode_row, dot, kv_reads, prompt_row
 from sim.cost.features import StepFeatures
 from sim.cost.host_speed import Drifting
+from sim.cost.noise import Replicate, student_quantile
 from sim.cost.physics import Physics
 from sim.cost.pipeline import Host
 from sim.cost.pipeline_profile import PipelineProfile
 from sim.cost.terms import SHARED_READ_COST
+from sim.cost.trust import Trust
 from sim.cost.work import RECENT_DECAY
 
 _KV_READ = 2  # its place in DECODE_TERMS
@@ -23,7 +28,7 @@ class PipelinedCost:
 
     No time lies below the data sheet's limit. Steps that ran outside the calibrated range are
     counted in `num_extrapolated`. `scale` multiplies all device times; with a `seed` the host's
-    speed drifts, else its launches vary evenly.
+    speed drifts around `host_level`, else its launches vary evenly.
     """
 
     name = "calibrated"
@@ -34,6 +39,7 @@ class PipelinedCost:
         physics: Physics,
         *,
         scale: float = 1.0,
+        host_level: float = 1.0,
         seed: int | None = None,
         shared_read_cost: float = SHARED_READ_COST,
     ) -> None:
@@ -44,7 +50,7 @@ class PipelinedCost:
         speed = None
         if seed is not None:
             memory_ns = drift.memory_ms * 1e6
-            speed = Drifting(terms.launch_spread, memory_ns, drift.slow_share, seed)
+            speed = Drifting(terms.launch_spread, memory_ns, drift.slow_share, seed, host_level)
         self.host = Host(terms, speed)
         self._recent = 0.0
         self._kv_ns = profile.decode_ns[_KV_READ] / 1e3
@@ -68,15 +74,22 @@ class PipelinedCost:
         return int(max(step_ns * self._scale, floor_ns)) + 1
 
     def check_range(self) -> None:
-        """Raises InputError where too many steps were outside the calibrated range."""
+        """Raises OutOfRange where too many steps were outside the calibrated range."""
         if self.num_extrapolated > MAX_OUTSIDE * self.num_steps:
             share = self.num_extrapolated / self.num_steps
             limits = ", ".join(f"{limit:,} {name}" for name, limit in self.profile.limits.items())
-            raise InputError(
+            raise OutOfRange(
                 f"cost=calibrated: {share:.1%} of {self.num_steps:,} steps lie outside the range"
                 f" that {self.profile.path or 'the profile'} was calibrated in (up to {limits});"
-                f" at most {MAX_OUTSIDE:.0%} are allowed, use cost=optable or cost=roofline"
+                f" at most {MAX_OUTSIDE:.0%} are allowed, use cost=roofline",
+                self.name,
+                f"{share:.0%} of {self.num_steps:,} steps outside its range",
             )
+
+    @property
+    def trust(self) -> Trust:
+        """The errors of free-running simulations of its logs, each with a fit to the others."""
+        return self.profile.trust
 
     def describe(self) -> dict[str, object]:
         """Name and provenance of the profile."""
@@ -116,3 +129,26 @@ class PipelinedCost:
             or context + features.chunk_context_sum > limits["kv_tokens"]
             or features.chunk_attention_pairs > limits["chunk_pairs"]
         )
+
+
+def replicate_cost(
+    profile: PipelineProfile, physics: Physics, seed: int, replicate: Replicate
+) -> PipelinedCost:
+    """The cost model of one possible further run: its device, its host, its shared reads.
+
+    Device and host differ from run to run by what the profile's logs differed by from predictions.
+    """
+    errors, count = profile.run_errors, len(profile.run_errors)
+    scale = 1.0
+    if count > 1:
+        spread = statistics.stdev(errors) * math.sqrt(1 + 1 / count)
+        scale = max(0.5, 1 + student_quantile(replicate.level, count - 1) * spread)
+    host = random.Random(seed).gauss(0.0, profile.host.run_spread)
+    return PipelinedCost(
+        profile,
+        physics,
+        scale=scale,
+        host_level=math.exp(host),
+        seed=seed,
+        shared_read_cost=replicate.shared_read_cost,
+    )

@@ -13,6 +13,7 @@ from engine.core.errors import ConfigError, InputError
 from engine.steplog.atomic import write_text
 from sim.cost.profile_json import terms_from_json, terms_to_json
 from sim.cost.terms import HOST_TERMS, KINDS, STEP_TERMS, Graphs
+from sim.cost.trust import Trust, trust_of_profile
 from sim.specs.hardware import Hardware
 from sim.specs.models import ModelShape
 
@@ -85,6 +86,17 @@ class Profile:
     tracking: Tracking | None = None
     lockstep_version: str = ""
     path: str = ""
+    free_running: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether the engine planned steps ahead: the terms of this kind know nothing of it."""
+        return False
+
+    @property
+    def trust(self) -> Trust:
+        """The range of the errors of free-running held-out simulations of its logs."""
+        return trust_of_profile(self.target.engine, self.target.hardware, self.free_running)
 
     def check_fits(self, model: ModelShape, hardware: Hardware, tp: int) -> None:
         """Raises InputError where the profile was made for another model, dtype, TP or GPU."""
@@ -189,11 +201,6 @@ def shipped_profiles() -> list[Profile]:
     return found
 
 
-def find_profile(model: ModelShape, hardware: Hardware, tp: int) -> Profile | None:
-    """The shipped profile that fits, if there is one."""
-    return next((one for one in shipped_profiles() if one.fits(model, hardware, tp)), None)
-
-
 def to_json(profile: Profile) -> dict[str, Any]:
     """The document of a profile."""
     target = profile.target
@@ -212,6 +219,7 @@ def to_json(profile: Profile) -> dict[str, Any]:
         "host_terms": terms_to_json(HOST_TERMS, profile.host_ns),
         "calibrated_up_to": dict(profile.limits),
         "held_out": [dict(fold) for fold in profile.held_out],
+        "free_running_percent": [dict(fold) for fold in profile.free_running],
         "pauses_of_the_recording": _optional(profile.pauses),
         "tracking": _optional(profile.tracking),
         "noise": [
@@ -256,6 +264,7 @@ def _from_json(document: Mapping[str, Any], path: str) -> Profile:
         held_out=tuple(document["held_out"]),
         pauses=_pauses_from_json(document.get("pauses_of_the_recording")),
         tracking=_tracking_from_json(document.get("tracking")),
+        free_running=tuple(document.get("free_running_percent", ())),
         lockstep_version=str(document.get("lockstep", "")),
         path=path,
     )

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sim.cost.terms import Term
+
+
+def profile_text(document: Mapping[str, Any]) -> str:
+    """The text of a profile's file."""
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
 def terms_to_json(terms: Sequence[Term], values: Sequence[float]) -> list[dict[str, Any]]:

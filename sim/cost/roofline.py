@@ -9,6 +9,7 @@ from pathlib import Path
 from engine.core.errors import ConfigError, InputError
 from sim.cost.features import StepFeatures
 from sim.cost.physics import Physics
+from sim.cost.trust import FITTED_ROOFLINE_TRUST, ROOFLINE_TRUST
 from sim.specs.hardware import Hardware
 from sim.specs.models import ModelShape
 
@@ -90,7 +91,9 @@ class RooflineCost:
         tp: int = 1,
         options: RooflineOptions | None = None,
         expert_ranks: int | None = None,
+        is_fitted: bool = False,
     ) -> None:
+        self.trust = FITTED_ROOFLINE_TRUST if is_fitted else ROOFLINE_TRUST
         self.options = options = options or RooflineOptions()
         self.physics = physics = Physics(model, hardware, tp, expert_ranks)
         bytes_per_ns = hardware.memory_bytes_per_s * options.memory_efficiency / 1e9

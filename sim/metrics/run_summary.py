@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 
+from sim.cost.trust import Trust
+
 # Counts up when a key changes its name or meaning; new keys do not count.
 SCHEMA = 1
 PERCENTILES = (50, 90, 95, 99)
@@ -157,8 +159,22 @@ class CostTrust:
     """How far off the kind of cost model was measured to be, and why `auto` took no better one."""
 
     kind: str
-    error_class: str
+    measured: Trust
     passed_over: Mapping[str, str]
+
+    @property
+    def error_class(self) -> str:
+        """The measured error in one line."""
+        return self.measured.text
+
+    def to_json(self) -> Json:
+        """Kind, error class in words and numbers, and what was passed over."""
+        return {
+            "kind": self.kind,
+            "error_class": self.error_class,
+            **self.measured.to_json(),
+            "passed_over": dict(self.passed_over),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +219,7 @@ class SimFigures:
         if self.intervals is not None:
             document["intervals"] = asdict(self.intervals)
         if self.trust is not None:
-            document["trust"] = asdict(self.trust)
+            document["trust"] = self.trust.to_json()
         return document
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from engine.core.errors import ConfigError, InputError
 from sim.cluster.fleet import Member
 from sim.planning.study import AUTO, AxisValue, Study
-from sim.run.deployment import Deployment, build, check_policy_has
+from sim.run.deployment import Deployment, build, check_policy_has, deployment_with
 from sim.specs.hardware import hardware_named
 
 _FLEET_AXES = ("router", "replicas", "fleet")
@@ -130,7 +130,7 @@ def candidate_of(study: Study, choice: Mapping[str, AxisValue]) -> Candidate:
 
 
 def _deployment(settings: Mapping[str, AxisValue], replicas: int) -> Deployment:
-    return replace(Deployment(), replicas=replicas, **settings)  # type: ignore[arg-type]
+    return deployment_with({"replicas": replicas, **settings})
 
 
 def merge_equal(candidates: list[Candidate]) -> list[Candidate]:

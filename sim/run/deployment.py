@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib import metadata
-from pathlib import Path
+from typing import Any
 
-from engine.arguments.suggest import did_you_mean
 from engine.arguments.table import policy_situation
-from engine.core import ConfigError, InputError, KernelConfig
-from engine.steplog.api import DecodeStretch, StepLogReader, StepRecord
+from engine.core import ConfigError, KernelConfig
 from sim.cost.calibrated import CalibratedCost
-from sim.cost.expert_parallel import expert_parallel_costs
 from sim.cost.features import CostModel
 from sim.cost.physics import Physics
-from sim.cost.profile import Profile, find_profile, load_profile
-from sim.cost.roofline import RooflineCost, RooflineOptions, load_roofline
-from sim.cost.simple import ConstantCost, ExponentialCost, ReplayCost, TableCost
+from sim.cost.pipelined import PipelinedCost
+from sim.cost.roofline import RooflineOptions
+from sim.cost.trust import trust_of
 from sim.metrics.run_summary import CostTrust
-from sim.run.cost_choice import Asked, choose, error_class_of
+from sim.run.cost_choice import Asked, choose
+from sim.run.cost_models import costs_of
+from sim.run.engines import engine_named, family_named
 from sim.run.option_table import SIM_TABLE
 from sim.specs.hardware import Hardware, hardware_named
 from sim.specs.kv_pool import size_kv_pool
 from sim.specs.models import ModelShape, MoeShape, model_named
 
-COST_KINDS = ("auto", "roofline", "calibrated", "table", "replay", "constant", "exponential")
-COST_HELP = (
-    "auto (calibrated where a shipped profile fits, else roofline), roofline, roofline:FILE,"
-    " calibrated, calibrated:PROFILE, table:CSV, replay:STEPS.jsonl, constant:MS or exponential:MS"
-)
-
-# Longer steps would soon overflow a clock that counts nanoseconds.
-_LONGEST_STEP_MS = 3_600_000
 # What the model and the router say of these is nearer to the point than the table's limits.
 _NAMED_BY_OTHERS = ("tp",)
 
@@ -44,6 +34,7 @@ class Deployment:
 
     `num_kv_blocks` and `max_model_len` of None are derived: what fits into memory, and what model
     and pool allow. With `expert_parallel` the replicas share out the experts of a mixture.
+    `engine` says whose profile is meant; `deployment_with` takes its options too.
     """
 
     model: str = "qwen3-8b"
@@ -66,6 +57,7 @@ class Deployment:
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
     cost: str = "auto"
+    engine: str | None = None
     roofline: RooflineOptions = field(default_factory=RooflineOptions)
     # Kinds of cost models that a run has shown not to do here, each with the reason; for cost auto.
     found_wanting: tuple[tuple[str, str], ...] = ()
@@ -83,6 +75,19 @@ class Parts:
     trust: CostTrust
 
 
+def deployment_with(given: Mapping[str, Any]) -> Deployment:
+    """The options that were given, and where an engine is among them, its own for the others.
+
+    Raises:
+        ConfigError: no such engine or hardware.
+    """
+    if given.get("engine") is None:
+        return Deployment(**given)
+    hardware = hardware_named(given.get("hardware", Deployment().hardware))
+    options = engine_named(given["engine"]).options(hardware)
+    return Deployment(**{**options, **given})
+
+
 def build(deployment: Deployment, seed: int) -> Parts:
     """Checks a deployment and makes its parts.
 
@@ -97,9 +102,13 @@ def build(deployment: Deployment, seed: int) -> Parts:
     expert_ranks = _expert_ranks(deployment, model)
     kernel = _kernel_config(deployment, model, hardware, expert_ranks)
     physics = Physics(model, hardware, deployment.tp, expert_ranks)
-    trust = _choice(deployment, model, hardware)
-    costs = _costs(deployment, trust.kind, model, hardware, physics, seed)
-    return Parts(model, hardware, kernel, physics, costs, trust)
+    passed_over: Mapping[str, str] = {}
+    kind = deployment.cost.partition(":")[0]
+    if deployment.cost == "auto":
+        kind, passed_over = choose(_asked(deployment, model, hardware), deployment.found_wanting)
+    costs = costs_of(deployment, kind, model, hardware, physics, seed)
+    trust = trust_of(costs[0], kind)
+    return Parts(model, hardware, kernel, physics, costs, CostTrust(kind, trust, passed_over))
 
 
 def _check_options(deployment: Deployment) -> None:
@@ -178,95 +187,16 @@ def _kernel_config(
     return replace(checked, num_blocks=num_blocks, max_model_len=max_model_len)
 
 
-def _choice(deployment: Deployment, model: ModelShape, hardware: Hardware) -> CostTrust:
-    """The kind of cost model: what `auto` takes, or what was asked for by name."""
-    kind, _, argument = deployment.cost.partition(":")
-    ep, overlapped = deployment.expert_parallel, deployment.async_scheduling
-    if deployment.cost == "auto":
-        asked = Asked(model, hardware, deployment.tp, ep, overlapped)
-        return choose(asked, dict(deployment.found_wanting))
-    if kind == "calibrated" and overlapped:
-        raise ConfigError(
-            "async_scheduling", True, "profiles are of engines without it; use cost=roofline"
-        )
-    return CostTrust(kind, error_class_of(kind, argument), {})
-
-
-def _costs(
-    deployment: Deployment,
-    kind: str,
-    model: ModelShape,
-    hardware: Hardware,
-    physics: Physics,
-    seed: int,
-) -> tuple[CostModel, ...]:
-    argument = deployment.cost.partition(":")[2]
-    replicas = range(deployment.replicas)
-    if kind == "calibrated" and not deployment.expert_parallel:
-        profile = _profile(deployment, model, hardware, argument)
-        return tuple(CalibratedCost(profile, physics) for _ in replicas)
-    if kind == "roofline":
-        options = load_roofline(Path(argument)) if argument else deployment.roofline
-        ranks = physics.expert_ranks
-        roofline = RooflineCost(model, hardware, deployment.tp, options, ranks)
-        if deployment.expert_parallel:
-            return expert_parallel_costs(roofline, deployment.replicas)
-        return tuple(roofline for _ in replicas)
-    if deployment.expert_parallel:
-        raise ConfigError("expert_parallel", True, f"cost={deployment.cost} knows no experts")
-    if kind == "constant":
-        return tuple(ConstantCost(_milliseconds(deployment.cost, argument)) for _ in replicas)
-    if kind == "exponential":
-        mean_ns = _milliseconds(deployment.cost, argument)
-        return tuple(ExponentialCost(mean_ns, seed * 1_000_003 + index) for index in replicas)
-    if kind == "table" and argument:
-        return tuple(TableCost(Path(argument)) for _ in replicas)
-    if kind == "replay" and argument:
-        durations = read_step_durations(Path(argument))
-        return tuple(ReplayCost(durations.get(index, []), argument) for index in replicas)
-    hint = did_you_mean(kind, COST_KINDS)
-    raise ConfigError("cost", deployment.cost, f"must be {COST_HELP}{hint}")
-
-
-def _profile(deployment: Deployment, model: ModelShape, hardware: Hardware, path: str) -> Profile:
-    """The named profile, or the shipped one that fits."""
-    if path:
-        profile = load_profile(path)
-        profile.check_fits(model, hardware, deployment.tp)
-        return profile
-    found = find_profile(model, hardware, deployment.tp)
-    if found is None:
-        raise ConfigError(
-            "cost",
-            deployment.cost,
-            f"no shipped profile is for {model.name} on {hardware.name} at tp={deployment.tp};"
-            " name one as calibrated:PROFILE",
-        )
-    return found
-
-
-def _milliseconds(option: str, text: str) -> int:
-    try:
-        milliseconds = float(text)
-    except ValueError:
-        milliseconds = math.nan
-    if not 0 <= milliseconds <= _LONGEST_STEP_MS:
-        limit = f"needs a number of milliseconds up to {_LONGEST_STEP_MS:,}, an hour"
-        raise ConfigError("cost", option, limit)
-    return round(milliseconds * 1e6)
-
-
-def read_step_durations(path: Path) -> dict[int, list[int]]:
-    """Durations of all steps in a step log, by replica."""
-    durations: dict[int, list[int]] = {}
-    for record in StepLogReader(path):
-        if isinstance(record, DecodeStretch):
-            durations.setdefault(record.replica, []).extend(record.durations_ns)
-        elif isinstance(record, StepRecord):
-            durations.setdefault(record.replica, []).append(record.duration_ns)
-    if not durations:
-        raise InputError(f"{path}: holds no step")
-    return durations
+def _asked(deployment: Deployment, model: ModelShape, hardware: Hardware) -> Asked:
+    """What the choice of a cost model depends on."""
+    return Asked(
+        model,
+        hardware,
+        deployment.tp,
+        deployment.expert_parallel,
+        deployment.async_scheduling,
+        family_named(deployment.engine),
+    )
 
 
 def versions() -> dict[str, str]:
@@ -289,5 +219,5 @@ def num_extrapolated(costs: Sequence[CostModel]) -> int:
 def check_ranges(costs: Sequence[CostModel]) -> None:
     """Raises InputError where too many steps lay outside the range of a calibrated model."""
     for cost in costs:
-        if isinstance(cost, CalibratedCost):
+        if isinstance(cost, CalibratedCost | PipelinedCost):
             cost.check_range()

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from engine.core import ConfigError
 from sim.cost.calibrated import CalibratedCost
+from sim.cost.features import CostModel
 from sim.cost.noise import Noise, Replicate
 from sim.cost.noise import replicates as shared_out
+from sim.cost.pipelined import PipelinedCost, replicate_cost
 from sim.metrics.percentiles import percentiles
 from sim.metrics.run_summary import RunIntervals
 from sim.run.deployment import Parts, build
@@ -41,7 +43,7 @@ def run_intervals(
     for serial, replicate in enumerate(shared_out(replicates, seed)):
         plan = plan_of(seed + 1 + serial)
         parts = with_noise(build(plan.deployment, plan.seed), plan.seed, replicate)
-        noisy = isinstance(parts.costs[0], CalibratedCost)
+        noisy = isinstance(parts.costs[0], CalibratedCost | PipelinedCost)
         summary = run_plan(plan, parts).summary
         num_unstable += not summary.sim.stable
         if on_progress is not None:
@@ -68,14 +70,19 @@ def with_noise(parts: Parts, seed: int, replicate: Replicate) -> Parts:
     All replicas are the same replicate, since they share one profile.
     """
     costs = tuple(
-        CalibratedCost(
-            cost.profile, parts.physics, Noise(cost.profile.noise, 1009 * seed + index, replicate)
-        )
-        if isinstance(cost, CalibratedCost)
-        else cost
+        _noisy(cost, parts, 1009 * seed + index, replicate)
         for index, cost in enumerate(parts.costs)
     )
     return replace(parts, costs=costs)
+
+
+def _noisy(cost: CostModel, parts: Parts, seed: int, replicate: Replicate) -> CostModel:
+    if isinstance(cost, CalibratedCost):
+        noise = Noise(cost.profile.noise, seed, replicate)
+        return CalibratedCost(cost.profile, parts.physics, noise)
+    if isinstance(cost, PipelinedCost):
+        return replicate_cost(cost.profile, parts.physics, seed, replicate)
+    return cost
 
 
 def _bounds(column: Sequence[float]) -> tuple[float, float]:

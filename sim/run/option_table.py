@@ -105,7 +105,7 @@ OTHER_VERBS = (
            help="predict each log with a fit to the other ones"),
     Option(name="replicates", kind=int, least=0, most=10_000,
            help="simulations with resampled step errors"),
-    Option(name="engine", kind=str, help="name and version of the engine that was recorded"),
+    Option(name="engine", kind=str, may_be_none=True, help="the engine, with its version"),
     Option(name="graphs", kind=str, help="captured graphs: auto, vllm, none, or sizes as 1,2,4"),
     Option(name="top", kind=int, least=0, help="extremes to show"),
     Option(name="margin_ms", kind=float, least=0, metavar="MS", help="smaller changes are none"),

@@ -93,7 +93,7 @@ def provenance(plan: RunPlan, parts: Parts) -> Provenance:
     """What decided the figures of a run of these parts."""
     deployment = asdict(plan.deployment)
     del deployment["roofline"], deployment["cost"], deployment["found_wanting"]
-    for option in ("expert_parallel", "async_scheduling", "watermark_blocks"):
+    for option in ("expert_parallel", "async_scheduling", "watermark_blocks", "engine"):
         if not deployment[option]:
             del deployment[option]
     for option in ("dtype", "kv_cache_dtype"):

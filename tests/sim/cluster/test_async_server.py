@@ -1,6 +1,7 @@
 """Asynchronous scheduling: a step is planned while the one before it runs."""
 
 import pytest
+from places import REPOSITORY
 from sim_testing import MS, constant, deployment, ours, rows_workload, run, synthetic
 
 from engine.core import ConfigError
@@ -8,6 +9,7 @@ from engine.steplog.api import StepLogReader
 from engine.steplog.replay import replay
 from sim.run.deployment import build
 
+DATA = REPOSITORY / "sim" / "data"
 ASYNC = {"kernel": {"async_scheduling": True}}
 
 
@@ -81,8 +83,14 @@ def test_both_kinds_of_scheduling_make_the_same_tokens_in_nearly_the_same_time()
     assert "async_scheduling" not in ours(one)["provenance"]["deployment"]
 
 
-def test_profiles_of_synchronous_engines_are_not_used():
-    known = {"model": "qwen3-8b", "hardware": "h200", "async_scheduling": True}
-    assert build(deployment(**known, cost="auto"), 0).costs[0].name == "roofline"
-    with pytest.raises(ConfigError, match="async_scheduling"):
-        build(deployment(**known, cost="calibrated"), 0)
+def test_a_profile_is_used_for_its_own_kind_of_scheduling_only():
+    known = {"model": "qwen3-8b", "hardware": "h200"}
+    for overlapped, engine in ((False, "vllm 0.25.1"), (True, "vllm 0.33.0")):
+        parts = build(deployment(**known, async_scheduling=overlapped, cost="auto"), 0)
+        assert parts.costs[0].describe()["engine"] == engine
+    named = f"calibrated:{DATA / 'qwen3-8b_h200.json'}"
+    with pytest.raises(ConfigError, match="synchronous scheduling"):
+        build(deployment(**known, async_scheduling=True, cost=named), 0)
+    named = f"calibrated:{DATA / 'qwen3-8b_h200_vllm-0.33.json'}"
+    with pytest.raises(ConfigError, match="asynchronous scheduling"):
+        build(deployment(**known, cost=named), 0)

@@ -9,7 +9,8 @@ import pytest
 
 from engine.cli import main
 from sim.cost.calibrated import OutOfRange
-from sim.run.cost_choice import CANDIDATES, ERROR_CLASSES, NO_CLAIM, Asked, Candidate, choose
+from sim.cost.trust import GIVEN_TRUST, ROOFLINE_TRUST
+from sim.run.cost_choice import CANDIDATES, Asked, Candidate, choose
 from sim.run.deployment import Deployment, build
 from sim.specs.hardware import hardware_named
 from sim.specs.models import model_named
@@ -26,36 +27,39 @@ def asked(hardware="h200", tp=1, **rest):
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
-        ({"hardware": "h100"}, "no profile of qwen3-8b on h100 at tp=1"),
+        ({"hardware": "h100"}, "scheduling of qwen3-8b on h100 at tp=1"),
         ({"tp": 2}, "at tp=2"),
-        ({"async_scheduling": True}, "without async_scheduling"),
+        ({"async_scheduling": True, "hardware": "h100"}, "with asynchronous scheduling"),
+        ({"async_scheduling": True, "engine": "vllm 0.25"}, "of vllm 0.25 with asynchronous"),
         ({"expert_parallel": True}, "know no experts"),
     ],
 )
 def test_the_reason_against_a_better_model_is_named(what, reason):
-    trust = choose(asked(**what))
-    assert trust.kind == "roofline" and reason in trust.passed_over["calibrated"]
-    assert trust.error_class == ERROR_CLASSES["roofline"]
+    kind, passed_over = choose(asked(**what))
+    assert kind != "calibrated" and reason in passed_over["calibrated"]
 
 
 def test_the_best_model_is_taken_where_nothing_speaks_against_it():
-    trust = choose(asked())
-    assert (trust.kind, trust.passed_over) == ("calibrated", {})
-    trust = choose(asked(), {"calibrated": "it left its range"})
-    assert trust.kind == "roofline" and trust.passed_over == {"calibrated": "it left its range"}
+    for overlapped in (False, True):
+        assert choose(asked(async_scheduling=overlapped)) == ("calibrated", {})
+    kind, passed_over = choose(asked(), [("calibrated", "it left its range")])
+    assert kind != "calibrated" and passed_over["calibrated"] == "it left its range"
 
 
 def test_a_further_candidate_is_one_more_row():
     table = Candidate("roofline", lambda what: "not today" if what.tp == 1 else None)
     order = (table, *CANDIDATES)
-    assert choose(asked(), None, order).kind == "calibrated"
-    assert choose(asked(tp=2), None, order).passed_over == {}
+    assert choose(asked(), (), order)[0] == "calibrated"
+    assert choose(asked(tp=2), (), order)[1] == {}
 
 
 def test_every_run_says_how_far_off_its_cost_model_was_measured_to_be():
-    assert build(Deployment(cost="constant:5"), 0).trust.error_class == NO_CLAIM
-    assert build(Deployment(cost="roofline"), 0).trust.error_class == ERROR_CLASSES["roofline"]
-    assert build(Deployment(hardware="h200"), 0).trust.error_class == ERROR_CLASSES["calibrated"]
+    assert GIVEN_TRUST in build(Deployment(cost="constant:5"), 0).trust.error_class
+    assert build(Deployment(cost="roofline"), 0).trust.measured == ROOFLINE_TRUST
+    for overlapped in (False, True):
+        trust = build(Deployment(hardware="h200", async_scheduling=overlapped), 0).trust
+        assert trust.kind == trust.measured.cost == "calibrated"
+        assert trust.measured.low_percent < 0 < trust.measured.high_percent
 
 
 def test_a_run_outside_the_calibrated_range_goes_on_with_the_roofline(tmp_path, capsys):
@@ -63,7 +67,7 @@ def test_a_run_outside_the_calibrated_range_goes_on_with_the_roofline(tmp_path, 
     assert main([*RUN, *LONG, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "roofline cost" in printed and "steps outside its range" in printed
-    assert ERROR_CLASSES["roofline"] in printed
+    assert ROOFLINE_TRUST.text in printed
     summary = json.loads((out / "summary.json").read_text())
     trust = summary["sim"]["trust"]
     assert trust["kind"] == summary["sim"]["provenance"]["cost"]["name"] == "roofline"

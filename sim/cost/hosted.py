@@ -1,0 +1,78 @@
+"""Cost models of the device with an engine's host beside them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from sim.cost.features import StepFeatures
+from sim.cost.host_speed import Drifting
+from sim.cost.pipeline import Host, HostTerms
+from sim.cost.pipeline_profile import PipelineProfile
+from sim.cost.trust import Trust
+
+# A launch goes through the layers, so its time is proportional to their number.
+_PER_LAYER = ("graph_launch", "eager_launch", "launch_rest")
+
+
+class DeviceCost(Protocol):
+    """A cost model of the device alone."""
+
+    name: str
+    trust: Trust
+
+    def step_time_ns(self, features: StepFeatures) -> int:
+        """The device's time of one step."""
+
+    def describe(self) -> dict[str, object]:
+        """Name and parameters."""
+
+
+def host_terms(profile: PipelineProfile, num_layers: int) -> HostTerms:
+    """The host of a profile's engine under a model of another depth."""
+    share = num_layers / int(profile.target.model["num_layers"])
+    scaled = {name: getattr(profile.host, name) * share for name in _PER_LAYER}
+    return replace(profile.host, **scaled)
+
+
+class HostedCost:
+    """Device and host as two clocks; one object per server, since the host's speed drifts."""
+
+    def __init__(
+        self, device: DeviceCost, profile: PipelineProfile, num_layers: int, seed: int
+    ) -> None:
+        self._device, self._profile = device, profile
+        self.name, self.trust = device.name, device.trust
+        terms, drift = host_terms(profile, num_layers), profile.drift
+        speed = Drifting(terms.launch_spread, drift.memory_ms * 1e6, drift.slow_share, seed)
+        self.host = Host(terms, speed)
+
+    def step_time_ns(self, features: StepFeatures) -> int:
+        """The device's time of one step."""
+        return self._device.step_time_ns(features)
+
+    def describe(self) -> dict[str, object]:
+        """The device's description and whose host it is."""
+        return {**self._device.describe(), "host_of": self._profile.path}
+
+
+class SerialCost:
+    """Host and device one after the other, for engines without asynchronous scheduling."""
+
+    def __init__(self, device: DeviceCost, profile: PipelineProfile, num_layers: int) -> None:
+        self._device, self._profile = device, profile
+        self.name, self.trust = device.name, device.trust
+        self._host = Host(replace(host_terms(profile, num_layers), launch_spread=0.0))
+
+    def step_time_ns(self, features: StepFeatures) -> int:
+        """Deciding, launching and the device, and booking."""
+        host, device_ns = self._host, self._device.step_time_ns(features)
+        launched_ns = host.prepare_ns(features) + device_ns
+        if features.chunks:
+            launched_ns = max(launched_ns, host.launch_ns(features, 0))
+        around_ns = host.schedule_ns(features, 0) + host.update_ns(features, 0) + host.between_ns
+        return around_ns + launched_ns
+
+    def describe(self) -> dict[str, object]:
+        """The device's description and whose host it is."""
+        return {**self._device.describe(), "host_of": self._profile.path}
