@@ -58,7 +58,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
 
     Without filters it is one pass over the logits; it never makes the host wait.
     """
-    if _is_fused(logits):
+    if is_fused(logits):
         from engine.kernels.race import fused_race
 
         kept = fused_kept(logits, batch) if batch.is_filtered else None
@@ -93,14 +93,15 @@ def sample_keys(logits: Tensor, batch: SamplingBatch, first_token: int) -> Tenso
     columns = (batch.temperatures, batch.seeds, batch.positions)
     if logits.shape[-1] == 0:  # a rank with padding only
         return torch.full_like(batch.seeds, torch.iinfo(torch.int64).min)
-    if _is_fused(logits):
+    if is_fused(logits):
         from engine.kernels.race import fused_race_keys
 
         return fused_race_keys(logits, *columns, first_token)
     return race_keys(logits, *columns, first_token)
 
 
-def _is_fused(logits: Tensor) -> bool:
+def is_fused(logits: Tensor) -> bool:
+    """Whether Triton's kernels draw from these logits."""
     return logits.is_cuda and importlib.util.find_spec("triton") is not None
 
 

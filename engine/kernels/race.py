@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -55,6 +57,7 @@ def _race_kernel(
     positions_ptr,
     values_ptr,
     last_ptr,
+    slots_ptr,
     out_ptr,
     row_stride,
     first_token,
@@ -64,20 +67,27 @@ def _race_kernel(
     NATIVE: tl.constexpr,
     KEYS: tl.constexpr,
     FILTERED: tl.constexpr,
+    SLOTS: tl.constexpr,
 ):
     part, row = tl.program_id(0), tl.program_id(1)
     begin = first_token + part * part_size
     end = tl.minimum(begin + part_size, first_token + num_columns)
     logits = logits_ptr + row.to(tl.int64) * row_stride - first_token
-    temperature = tl.load(temperatures_ptr + row)
+    place = row.to(tl.int64)
+    if SLOTS:
+        place = tl.load(slots_ptr + row)
+    temperature = tl.load(temperatures_ptr + place)
     lane = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     best_at = tl.full([BLOCK], 0, tl.int32) + begin
     if FILTERED:
         value, last = tl.load(values_ptr + row), tl.load(last_ptr + row)
     if temperature > 0:
-        seed = tl.load(seeds_ptr + row).to(tl.uint64)
-        position = tl.load(positions_ptr + row).to(tl.uint64)
+        seed = tl.load(seeds_ptr + place).to(tl.uint64)
+        position = tl.load(positions_ptr + row)
+        if SLOTS:
+            position += 1
+        position = position.to(tl.uint64)
         key = _mix64(_mix64(seed + 0x9E3779B97F4A7C15) ^ position)
         first, second = key.to(tl.uint32), (key >> 32).to(tl.uint32)
         scale = 1.4426950408889634 / temperature
@@ -117,13 +127,19 @@ def _key(score, token):
 
 
 @triton.jit
-def _final_kernel(key_ptr, out_ptr, PARTS: tl.constexpr, KEYS: tl.constexpr):
+def _final_kernel(
+    key_ptr, out_ptr, slots_ptr, last_tokens_ptr,
+    PARTS: tl.constexpr, KEYS: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0)
     key = tl.max(tl.load(key_ptr + row * PARTS + tl.arange(0, PARTS)), axis=0)
     if KEYS:
         tl.store(out_ptr + row, key)
     else:
-        tl.store(out_ptr + row, 0x7FFFFFFF - (key & 0x7FFFFFFF))
+        token = 0x7FFFFFFF - (key & 0x7FFFFFFF)
+        tl.store(out_ptr + row, token)
+        if SLOTS:
+            tl.store(last_tokens_ptr + tl.load(slots_ptr + row), token)
 
 
 def fused_race(
@@ -138,6 +154,31 @@ def fused_race(
     With `kept`, from `fused_filter`, only the tokens that it describes take part.
     """
     return _run(logits, temperatures, seeds, positions, 0, keys=False, kept=kept)
+
+
+@dataclass(frozen=True, slots=True)
+class RaceRows:
+    """Rows whose parameters lie at their slots, and where their winners go."""
+
+    slots: Tensor  # int64 [R]
+    positions: Tensor  # int64 [R]: of the last computed token, one before the drawn one
+    temperatures: Tensor  # float32 [slots]
+    seeds: Tensor  # int64 [slots]
+    last_tokens: Tensor  # int64 [slots], written
+    sampled: Tensor  # int64 [R], written
+
+
+def fused_race_rows(logits: Tensor, rows: RaceRows) -> None:
+    """The race of `fused_race` without gathering its columns first or scattering its winners."""
+    _run(
+        logits,
+        rows.temperatures,
+        rows.seeds,
+        rows.positions,
+        0,
+        keys=False,
+        rows=rows,
+    )
 
 
 def fused_race_keys(
@@ -155,24 +196,31 @@ def _run(
     first_token: int,
     keys: bool,
     kept: tuple[Tensor, Tensor] | None = None,
+    rows: RaceRows | None = None,
 ) -> Tensor:
     num_rows, num_columns = logits.shape
     assert logits.stride(1) == 1 or num_columns <= 1
-    out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    if rows is not None:
+        out = rows.sampled
+    else:
+        out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows == 0:
         return out
     parts = next_power_of_2(cdiv(_TARGET_PROGRAMS, num_rows))
     parts = min(parts, 64, next_power_of_2(cdiv(num_columns, _BLOCK)))
     part_size = cdiv(cdiv(num_columns, parts), _BLOCK) * _BLOCK
+    is_final = parts == 1 and rows is None
     partial = (
-        out if parts == 1 else torch.empty((num_rows, parts), dtype=out.dtype, device=out.device)
+        out if is_final else torch.empty((num_rows, parts), dtype=out.dtype, device=out.device)
     )
+    slots = positions if rows is None else rows.slots
     _race_kernel[(parts, num_rows)](
         logits,
         temperatures,
         seeds,
         positions,
         *((temperatures, temperatures) if kept is None else kept),
+        slots,
         partial,
         logits.stride(0),
         first_token,
@@ -180,10 +228,21 @@ def _run(
         part_size,
         BLOCK=_BLOCK,
         NATIVE=logits.device.type != "cpu",
-        KEYS=keys or parts > 1,
+        KEYS=keys or not is_final,
         FILTERED=kept is not None,
+        SLOTS=rows is not None,
         num_warps=8,
     )
-    if parts > 1:
-        _final_kernel[(num_rows,)](partial, out, PARTS=parts, KEYS=keys, num_warps=1)
+    if not is_final:
+        last_tokens = out if rows is None else rows.last_tokens
+        _final_kernel[(num_rows,)](
+            partial,
+            out,
+            slots,
+            last_tokens,
+            PARTS=parts,
+            KEYS=keys,
+            SLOTS=rows is not None,
+            num_warps=1,
+        )
     return out

@@ -20,6 +20,7 @@ from engine.sampler import (
     Logprobs,
     SamplingBatch,
     ban_tokens,
+    is_fused,
     sample,
     sample_keys,
     token_of_key,
@@ -40,6 +41,27 @@ class RowSampler:
         """Tokens of rows that need a temperature at most; safe inside a CUDA graph."""
         batch = self._batch(local_logits.shape[0], filtered=False)
         return sample_over_ranks(local_logits, batch, self._group, self._vocab)
+
+    def draw_in_place(self, local_logits: Tensor, sampled: Tensor) -> bool:
+        """As `draw_plain`, with the tokens in `sampled` and as their slots' next inputs.
+
+        False, and nothing done, where that is not one kernel.
+        """
+        if self._group.size > 1 or not is_fused(local_logits):
+            return False
+        from engine.kernels.race import RaceRows, fused_race_rows
+
+        state, num_rows = self._state, local_logits.shape[0]
+        rows = RaceRows(
+            slots=state.sample_slots[:num_rows],
+            positions=state.sample_positions[:num_rows],
+            temperatures=state.temperatures,
+            seeds=state.seeds,
+            last_tokens=state.last_tokens,
+            sampled=sampled,
+        )
+        fused_race_rows(local_logits, rows)
+        return True
 
     def draw_unbanned(self, local_logits: Tensor, command: StepCommand) -> Tensor:
         """The same where some rows must not draw certain ids."""

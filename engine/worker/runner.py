@@ -244,7 +244,8 @@ class ModelRunner:
             local_logits = few_rows.logits(self.model, hidden)
         else:
             local_logits = self.model.compute_local_logits(hidden)
-        self._keep(self._sampler.draw_plain(local_logits))
+        if not self._sampler.draw_in_place(local_logits, self.sampled[:num_rows]):
+            self._keep(self._sampler.draw_plain(local_logits))
 
     def _keep(self, tokens: Tensor) -> None:
         num_rows = tokens.numel()

@@ -98,6 +98,7 @@ def compile_layers(dtype):
     logits = meta(256, 151_936, dtype=dtype)
     kept = filters.fused_filter(logits, floats, longs.int(), floats, floats)
     race.fused_race(logits, floats, longs, longs, kept)
+    race.fused_race_rows(logits, race.RaceRows(longs, longs, floats, longs, longs, longs))
     filters.fused_filter(logits.float(), floats, longs.int(), floats, floats)
     race.fused_race_keys(meta(256, 75_968, dtype=dtype), floats, longs, longs, 75_968)
     calls = meta(64, dtype=torch.int32)
