@@ -43,7 +43,7 @@ def default_tuning(in_features: int, out_features: int, gated: bool) -> DotTunin
 def _prefetch(ptrs):
     """Bring the cache lines at `ptrs` into the second-level cache; their values are not read."""
     tl.inline_asm_elementwise(
-        "prefetch.global.second-level cache [$1]; mov.u32 $0, 0;",
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
         "=r,l",
         [ptrs],
         dtype=tl.int32,
