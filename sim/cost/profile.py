@@ -150,6 +150,12 @@ def check_dense(model: ModelShape) -> None:
         raise ConfigError(
             "model", model.name, "profiles are of dense models; `calibrate-requests` takes mixtures"
         )
+    if not model.is_plain:
+        raise ConfigError(
+            "model",
+            model.name,
+            "profiles are of 16-bit decoders with gated MLPs and full attention",
+        )
 
 
 def save_profile(profile: Profile, path: Path) -> None:

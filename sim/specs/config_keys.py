@@ -10,6 +10,8 @@ from typing import Any
 
 from engine.core.errors import InputError
 
+# Larger sizes are slips of the pen.
+_MOST, _MOST_LAYERS = 1 << 31, 10_000
 # A config that lacks one of these describes nothing; a nested text_config leaves out defaults.
 ESSENTIAL = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
@@ -99,4 +101,7 @@ class Keys:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             kind = "a positive integer" if least else "an integer from 0 on"
             raise InputError(f"{self.where}: {self.name(key)}={value!r}: must be {kind}")
+        most = _MOST_LAYERS if key in ("num_hidden_layers", "depth") else _MOST
+        if value > most:
+            raise InputError(f"{self.where}: {self.name(key)}={value:.3g}: must be at most {most}")
         return value

@@ -115,7 +115,13 @@ def read_quantization(where: str, config: Mapping[str, Any]) -> Quantization:
             f"{where}: quantization_config.quant_method={method!r} {known} modelled; modelled are"
             f" {', '.join(readers)}"
         )
-    return readers[method](where, method, raw)
+    found = readers[method](where, method, raw)
+    for pattern in found.skipped:
+        try:
+            re.compile(pattern.removeprefix("re:") if pattern.startswith("re:") else "")
+        except re.error as error:
+            raise InputError(f"{where}: quantization_config: {pattern!r}: {error}") from None
+    return found
 
 
 def _skips(raw: Mapping[str, Any]) -> tuple[str, ...]:
@@ -140,12 +146,17 @@ def _fp8(where: str, method: str, raw: Mapping[str, Any]) -> Quantization:
         return Quantization(
             method, 8, None, None, 32, arithmetic=FP8, skipped=_skips(raw), kv_dtype=None
         )
-    plain = isinstance(block, list) and len(block) == 2
-    if not plain or not all(isinstance(size, int) and size > 0 for size in block):
-        raise InputError(
-            f"{where}: quantization_config.weight_block_size={block!r}: must be [N, N]"
-        )
-    return Quantization(method, 8, block[1], block[0], 32, arithmetic=FP8, skipped=_skips(raw))
+    rows, columns = _block(where, block, "weight_block_size")
+    return Quantization(method, 8, columns, rows, 32, arithmetic=FP8, skipped=_skips(raw))
+
+
+def _block(where: str, block: object, key: str) -> tuple[int, int]:
+    """Rows and columns of the blocks that share a scale."""
+    given = block if isinstance(block, list) else []
+    sizes = [size for size in given if type(size) is int and size > 0]
+    if len(given) != 2 or len(sizes) != 2:
+        raise InputError(f"{where}: quantization_config.{key}={block!r}: must be [N, N]")
+    return sizes[0], sizes[1]
 
 
 def _channel_fp8(where: str, method: str, raw: Mapping[str, Any]) -> Quantization:
@@ -246,18 +257,20 @@ def _compressed_scheme(
     where: str, weights: Mapping[str, Any], inputs: object, skips: tuple[str, ...], kv: str | None
 ) -> Quantization:
     bits = _whole(where, weights, "num_bits")
-    strategy, number = weights.get("strategy") or "tensor", str(weights.get("type", "int"))
+    strategy = str(weights.get("strategy") or "tensor")
+    number = str(weights.get("type", "int"))
     sides: dict[str, tuple[int | None, int | None]] = {
         "tensor": (None, None),
         "channel": (None, 1),
     }
     if strategy in ("group", "tensor_group"):
-        sides[strategy] = (_whole(where, weights, "group_size"), 1)
+        size = _whole(where, weights, "group_size")
+        if size < 1:
+            raise InputError(f"{where}: quantization_config.group_size={size}: must be positive")
+        sides[strategy] = (size, 1)
     if strategy == "block":
-        block = weights.get("block_structure")
-        if not isinstance(block, list) or len(block) != 2:
-            raise InputError(f"{where}: quantization_config: block_structure={block!r}")
-        sides[strategy] = (int(block[1]), int(block[0]))
+        rows, columns = _block(where, weights.get("block_structure"), "block_structure")
+        sides[strategy] = (columns, rows)
     if strategy not in sides or bits not in (4, 8) or number not in ("int", "float"):
         raise InputError(
             f"{where}: quantization_config: {bits}-bit {number} weights with strategy={strategy!r}"
@@ -266,7 +279,7 @@ def _compressed_scheme(
     arithmetic = WIDE
     if isinstance(inputs, dict):
         narrow = {(8, "float"): FP8, (8, "int"): INT8, (4, "float"): FP4}
-        kind = (inputs.get("num_bits"), str(inputs.get("type", "int")))
+        kind = (_whole(where, inputs, "num_bits"), str(inputs.get("type", "int")))
         if kind not in narrow:
             raise InputError(
                 f"{where}: quantization_config: activations of {kind} are not modelled"

@@ -145,7 +145,7 @@ def _pixtral(keys: Keys, config: Mapping[str, Any], hidden_size: int) -> int:
     layer = 4 * width * width + 3 * width * inner + 2 * width
     tower = keys.size("num_hidden_layers") * layer + width
     tower += width * keys.size("num_channels") * keys.size("patch_size") ** 2
-    merge = int(config.get("spatial_merge_size") or 2) ** 2
+    merge = Keys(keys.where, config, {"spatial_merge_size": 2}, {}).size("spatial_merge_size") ** 2
     bias = 2 * hidden_size if config.get("multimodal_projector_bias") else 0
     projector = width + merge * width * width + hidden_size * (width + hidden_size) + bias
     return tower + projector
