@@ -192,6 +192,8 @@ VERBS = (
     Option(name="target", kind=str, metavar="MODULE:FACTORY", help="scheduler to check"),
     Option(name="every", kind=int, least=1, help="only each N-th workload"),
     Option(name="cases", kind=int, least=1, help="cases for each policy"),
+    Option(name="by_picture", kind=bool, switch=True,
+           help="take states that the follower cannot tell apart for one"),
     Option(name="write", kind=bool, switch=True,
            help="write the document into docs/ of the source tree"),
     Option(name="smollm2", kind=Path, metavar="FOLDER",
