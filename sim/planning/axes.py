@@ -89,7 +89,11 @@ def _named(key: str, node: Node) -> str:
     text = node.text()
     try:
         if key == "hardware":
-            return hardware_named(text).name
+            beside = (node.file.parent / text).resolve()
+            if not beside.is_file():
+                return hardware_named(text).name
+            hardware_named(str(beside))
+            return str(beside)
         if key == "model":
             beside = node.file.parent / text
             text = str(beside.resolve()) if beside.exists() else text

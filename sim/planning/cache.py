@@ -89,7 +89,7 @@ class ResultCache:
         named = {}
         for group in trial.candidate.groups:
             deployment = group.deployment
-            for text in (deployment.model, deployment.cost.partition(":")[2]):
+            for text in (deployment.model, deployment.hardware, deployment.cost.partition(":")[2]):
                 path = Path(text)
                 path = path / "config.json" if path.is_dir() and text else path
                 if text and path.is_file():

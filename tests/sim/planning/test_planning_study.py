@@ -104,6 +104,20 @@ def test_a_key_that_would_have_no_effect_is_refused(tmp_path, workload, complain
     assert complaint in str(caught.value)
 
 
+def test_a_gpu_may_be_a_file_beside_the_study(tmp_path):
+    sheet = (
+        '{"name": "mi300x", "bf16_tflops": 1307, "memory_gb_per_s": 5300, "memory_mib": 196288,'
+        ' "link_gb_per_s": 64}'
+    )
+    (tmp_path / "gpu.json").write_text(sheet)
+    text = GOOD.replace("h200", "gpu.json")
+    study = read_study(study_file(tmp_path, text))
+    assert study.axes["hardware"] == (str((tmp_path / "gpu.json").resolve()),)
+    (tmp_path / "gpu.json").write_text(sheet.replace("1307", "-1"))
+    with pytest.raises(InputError, match=r"gpu\.json: bf16_tflops=-1"):
+        read_study(study_file(tmp_path, text))
+
+
 def test_a_trace_that_does_not_exist_is_named(tmp_path, capsys):
     text = GOOD.replace("generator: poisson, prompt: 64, output: 16", "trace: no.csv")
     assert main(["sim", "plan", str(study_file(tmp_path, text))]) == 2
