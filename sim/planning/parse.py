@@ -101,7 +101,7 @@ def _workload(node: Node) -> WorkloadSpec:
         block_requests=whole("block_requests", 1, default.block_requests),
         num_requests=keys["num_requests"].integer(2) if "num_requests" in keys else None,
         window_start_s=whole("window_start_s", 0, default.window_start_s),
-        window_length_s=whole("window_length_s", 1, default.window_length_s),
+        window_length_s=keys["window_length_s"].integer(1) if "window_length_s" in keys else None,
         on_oversize=oversize,
     )
 

@@ -146,13 +146,19 @@ def load_source(spec: WorkloadSpec) -> Source:
         return source
     if is_servegen(spec.trace):
         options = ServeGenOptions(
-            spec.window_start_s, spec.window_length_s, num_requests=spec.num_requests
+            spec.window_start_s, spec.window_length_s or 600, num_requests=spec.num_requests
         )
         base = read_servegen(spec.trace, options)
     else:
         # Arrival times that a trace lacks are drawn later, for each run.
         rate = None if spec.arrivals == "trace" else 1.0
-        base = read_trace(spec.trace, TraceOptions(num_requests=spec.num_requests, rate=rate))
+        rows = TraceOptions(
+            num_requests=spec.num_requests,
+            rate=rate,
+            window_start_s=spec.window_start_s,
+            window_length_s=spec.window_length_s,
+        )
+        base = read_trace(spec.trace, rows)
         if base.next_row is not None or base.texts is not None:
             raise InputError(
                 f"{spec.trace}: holds texts or turns that wait; no study draws from those"

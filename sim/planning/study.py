@@ -36,7 +36,7 @@ class WorkloadSpec:
     block_requests: int = 250
     num_requests: int | None = None
     window_start_s: int = 0
-    window_length_s: int = 600
+    window_length_s: int | None = None
     parameters: Mapping[str, AxisValue] = field(default_factory=dict)
     on_oversize: str = "miss"
 

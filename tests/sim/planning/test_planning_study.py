@@ -9,6 +9,7 @@ import pytest
 from engine.cli import main
 from engine.core.errors import InputError
 from sim.planning.parse import read_study
+from sim.planning.sampling import load_source
 from sim.planning.space import all_choices, candidate_of, merge_equal
 
 GOOD = """
@@ -93,7 +94,6 @@ def test_an_axis_has_every_name_of_its_option(tmp_path):
         ("generator: sessions, turns: 3, think_s: -1", "workload.think_s=-1: must be at least 0"),
         ("generator: poisson, prompt: 4, prompt_len: 5", "another name of prompt"),
         ("trace: t.csv, burstiness: 2", "belongs to arrivals of a gamma process"),
-        ("trace: t.csv, window_start_s: 2", "workload.window_start_s=2: belongs to"),
     ],
 )
 def test_a_key_that_would_have_no_effect_is_refused(tmp_path, workload, complaint):
@@ -102,6 +102,19 @@ def test_a_key_that_would_have_no_effect_is_refused(tmp_path, workload, complain
     with pytest.raises(InputError, match=r"study\.yaml") as caught:
         read_study(study_file(tmp_path, text))
     assert complaint in str(caught.value)
+
+
+def test_a_window_of_a_timed_trace_is_what_a_study_draws_from(tmp_path):
+    rows = "".join(f"{second},{second + 1},9\n" for second in range(20))
+    (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
+    text = GOOD.replace(
+        "generator: poisson, prompt: 64, output: 16",
+        "trace: t.csv, window_start_s: 5, window_length_s: 3",
+    )
+    base = load_source(read_study(study_file(tmp_path, text)).workload).base
+    assert list(base.prompt_tokens) == [6, 7, 8]
+    whole = text.replace(", window_start_s: 5, window_length_s: 3", "")
+    assert len(load_source(read_study(study_file(tmp_path, whole)).workload).base) == 20
 
 
 def test_a_gpu_may_be_a_file_beside_the_study(tmp_path):
