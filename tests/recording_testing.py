@@ -84,13 +84,12 @@ def make_recording(path, num_requests=60, step_us=8_000, prompt_us=20, group_tok
     return document
 
 
-def make_async_recording(path, num_requests=60, gap_us=12_000, launch_us=9_000, device_us=None):
+def make_async_recording(path, num_requests=60, gap_us=12_000, launch_us=9_000, token_us=20):
     """An asynchronous recording of the kernel with two clocks; returns the document.
 
-    Decode steps take `device_us(rows, context)` on the device, 5 ms and more, and nothing to
-    launch; a step with prompts takes 20 us a token and `launch_us` to launch.
+    Decode steps take 5 ms and more on the device and nothing to launch; steps with prompts take
+    4 ms and `token_us` a token, and `launch_us` to launch.
     """
-    device_us = device_us or (lambda rows, context: 5_000 + 20 * rows + context // 10)
     config = {
         "max_num_batched_tokens": 512, "max_num_seqs": 16, "block_size": 16, "num_blocks": 401,
         "max_model_len": 1024, "enable_prefix_caching": True, "async_scheduling": True,
@@ -132,7 +131,9 @@ def make_async_recording(path, num_requests=60, gap_us=12_000, launch_us=9_000, 
                 tokens = sum(chunk.num_tokens for chunk in plan.chunks)
                 context = sum(entry.first_position + 1 for entry in plan.entries if entry.is_decode)
                 device_end = max(device_end, now) + (
-                    4_000 + 20 * tokens if plan.chunks else device_us(len(plan.decode), context)
+                    4_000 + token_us * tokens
+                    if plan.chunks
+                    else 5_000 + 20 * len(plan.decode) + context // 10
                 )
                 now += launch_us if plan.chunks else 0
                 if plan.chunks:

@@ -16,6 +16,8 @@ _EDGES_S = np.array([0.02, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0, 2.0, 4.0])
 _MEMORIES_MS = (100, 200, 300, 500, 700, 1000, 1400, 2000, 3000)
 _SHARES = tuple(step / 20 for step in range(21))
 MIN_LAUNCHES = 50
+# Launches that vary by less than 1 % do not drift.
+LEAST_VARIANCE = 1e-4
 
 
 def fit_drift(logs: Sequence[PipelineSamples], fit: PipelineFit) -> Drift:
@@ -34,7 +36,7 @@ def fit_drift(logs: Sequence[PipelineSamples], fit: PipelineFit) -> Drift:
         known = (bins >= 0) & (bins < len(counts))
         np.add.at(products, bins[known], (errors[first] * errors[second])[known])
         np.add.at(counts, bins[known], 1)
-    if not total:
+    if not total or np.mean(total) < LEAST_VARIANCE:
         return Drift(1000.0, 0.0)
     correlation = products / np.maximum(counts, 1) / np.mean(total)
     middles = np.sqrt(_EDGES_S[1:] * _EDGES_S[:-1])

@@ -97,8 +97,8 @@ class AsyncServer(Server):
         decided_ns = now + host.schedule_ns(features, len(plan.admitted))
         if not plan.num_entries:
             return Launched(plan, features, open_plans, start_ns, decided_ns, start_ns)
-        launched_ns = decided_ns + host.launch_ns(features, now)
         begins_ns = max(self._device_end_ns, decided_ns + host.prepare_ns(features))
+        launched_ns = decided_ns + host.launch_ns(features, now)
         ends_ns = begins_ns + self._cost.step_time_ns(features)
         if features.chunks:
             ends_ns = max(ends_ns, launched_ns)

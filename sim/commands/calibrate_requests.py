@@ -14,6 +14,7 @@ from engine.arguments.files import check_writable
 from engine.arguments.parser import VerbParser
 from engine.core.errors import ConfigError, InputError
 from engine.steplog.atomic import write_text
+from sim.calibration.benchmark_results import is_aiperf, request_of_aiperf, requests_of_bench
 from sim.calibration.request_runs import RequestFit, RequestTimes, fit_requests, replace_arrivals
 from sim.commands.options import add_deployment_options, deployment_of
 from sim.run.deployment import Deployment
@@ -100,24 +101,36 @@ def read_requests(path: Path, trace: Path | None = None) -> tuple[Workload, Requ
 
 def _read_rows(path: Path) -> list[dict[str, float]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from None
-    rows = [
-        _read_row(f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()
-    ]
-    if not rows:
+    found = requests_of_bench(str(path), text)
+    if found is None:
+        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+        rows = [_read_row(f"{path}:{number}", line) for number, line in lines]
+    else:
+        rows = [_checked(f"{path}: request {place}", entry) for place, entry in enumerate(found)]
+    kept = [row for row in rows if row is not None]
+    if not kept:
         raise InputError(f"{path}: holds no request")
-    return rows
+    return kept
 
 
-def _read_row(where: str, line: str) -> dict[str, float]:
+def _read_row(where: str, line: str) -> dict[str, float] | None:
+    """The request of a line; None for one that failed."""
     try:
         entry = json.loads(line)
     except ValueError:
         raise InputError(f"{where}: not a JSON object") from None
     if not isinstance(entry, dict):
         raise InputError(f"{where}: not a JSON object")
+    if is_aiperf(entry):
+        found = request_of_aiperf(where, entry)
+        return None if found is None else _checked(where, found)
+    return _checked(where, entry)
+
+
+def _checked(where: str, entry: Mapping[str, object]) -> dict[str, float]:
     row = {name: _number(where, entry, name, keys) for name, keys in COLUMNS.items()}
     for name in ("prompt_tokens", "output_tokens"):
         if row[name] < 1 or row[name] != int(row[name]):

@@ -106,10 +106,25 @@ def why_no_tables(model: ModelShape, hardware: Hardware, tp: int) -> str | None:
         return f"no usable all-reduce table of {hardware.name}"
     if config_of(model) is None:
         return f"{model.name} is no dense or mixed decoder in 16 bit with full attention"
+    return _missing(model, hardware, tp)
+
+
+@lru_cache(maxsize=256)
+def _missing(model: ModelShape, hardware: Hardware, tp: int) -> str | None:
+    """What the tables lack of a step of each kind, which only a query tells; None for nothing."""
+    try:
+        tables = _tables(model, hardware, tp)
+        for tokens in (1, 4096):
+            tables.dense_ns(tokens)
+        tables.logits_ns(1)
+        tables.decode_attention_ns(1, 1)
+        tables.chunk_attention_ns(((0, 512),))
+    except (ValueError, RuntimeError, KeyError) as error:
+        line = (str(error).splitlines() or ["?"])[0][:120]
+        return f"the tables of {hardware.name} lack {model.name}: {line}"
     return None
 
 
-@lru_cache(maxsize=32)
 def tables_of(model: ModelShape, hardware: Hardware, tp: int) -> OperatorTables:
     """The tables of a deployment.
 
@@ -119,11 +134,12 @@ def tables_of(model: ModelShape, hardware: Hardware, tp: int) -> OperatorTables:
     reason = why_no_tables(model, hardware, tp)
     if reason is not None:
         raise ConfigError("cost", "optable", reason)
-    try:
-        return OperatorTables(model, hardware, tp)
-    except (ValueError, RuntimeError) as error:
-        line = str(error).splitlines()[0]
-        raise ConfigError("cost", "optable", f"{model.name} on {hardware.name}: {line}") from None
+    return _tables(model, hardware, tp)
+
+
+@lru_cache(maxsize=32)
+def _tables(model: ModelShape, hardware: Hardware, tp: int) -> OperatorTables:
+    return OperatorTables(model, hardware, tp)
 
 
 def config_of(model: ModelShape) -> dict[str, Any] | None:

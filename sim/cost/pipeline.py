@@ -24,6 +24,7 @@ class HostTerms:
     `graph_up_to` tokens, `eager_launch` beyond: their kernels are given one by one, so the device
     ends no earlier than the launch. `launch_chunk` is for each further chunk, `launch_arrival` for
     each request that comes in meanwhile. `hand_over` and `client` lie between client and scheduler.
+    A decode step behind a decode step takes `steady_share` of its launch, since its batch stays.
     `launch_spread` is that of the launches' logarithm within a run, `run_spread` between runs.
     """
 
@@ -34,6 +35,7 @@ class HostTerms:
     prepare: float = 0.0
     prepare_seq: float = 0.0
     launch_rest: float = 0.0
+    steady_share: float = 1.0
     graph_launch: float = 0.0
     eager_launch: float = 0.0
     launch_chunk: float = 0.0
@@ -65,6 +67,7 @@ class Host:
         self.terms = terms
         self.between_ns, self.arrival_ns = int(terms.between), int(terms.launch_arrival)
         self._speed = speed or Steady(terms.launch_spread)
+        self._is_steady = False
 
     def schedule_ns(self, features: StepFeatures, num_admitted: int) -> int:
         """Deciding a step."""
@@ -77,20 +80,25 @@ class Host:
         )
 
     def prepare_ns(self, features: StepFeatures) -> int:
-        """The part of a launch before the device gets its first kernel."""
+        """The part of the next launch before the device gets its first kernel."""
         terms = self.terms
-        return int(terms.prepare + terms.prepare_seq * features.num_seqs)
+        prepare = terms.prepare + terms.prepare_seq * features.num_seqs
+        return int(prepare * self._share(features))
 
     def launch_ns(self, features: StepFeatures, time_ns: int) -> int:
-        """Launching it; called once per step, in order."""
-        terms = self.terms
-        prepare_ns = self.prepare_ns(features)
-        if not features.chunks:
-            return prepare_ns + int(terms.launch_rest)
+        """Launching the next step; called once per step, in order."""
+        terms, prepare_ns = self.terms, self.prepare_ns(features)
+        rest = terms.launch_rest * self._share(features)
+        self._is_steady = not features.chunks
+        if self._is_steady:
+            return prepare_ns + int(rest)
         eager = features.num_tokens > terms.graph_up_to
         launch = terms.eager_launch if eager else terms.graph_launch
         launch += terms.launch_chunk * (len(features.chunks) - 1)
         return int((prepare_ns + launch) * self._speed.factor(time_ns))
+
+    def _share(self, features: StepFeatures) -> float:
+        return 1.0 if features.chunks or not self._is_steady else self.terms.steady_share
 
     def update_ns(self, features: StepFeatures, num_finished: int) -> int:
         """Booking its result."""
