@@ -11,11 +11,15 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from engine.kernels.rows_linear import can_launch_dependents
 from engine.kernels.sizes import cdiv, next_power_of_2
 
 # From so many rows on the library's product is the faster one, with a scale per row and column.
-LIBRARY_ROWS = 32
+LIBRARY_ROWS = 96
+# Up to here the matrix is brought into the second-level cache before the rows are there.
+_FEW_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +36,28 @@ class ProductTuning:
 @cache
 def default_tuning(rows: int, n: int) -> ProductTuning:
     """Few rows are about reading the matrix: narrow tiles put it on every multiprocessor."""
-    if rows <= 16:
-        return ProductTuning(16, 32 if n <= 8192 else 64, 256, num_warps=4, num_stages=4)
-    if rows <= 64:
+    if rows <= _FEW_ROWS:
+        if n <= 8192:
+            return ProductTuning(16, 16, 256, num_warps=2, num_stages=5)
+        return ProductTuning(16, 64, 256, num_warps=4, num_stages=4)
+    if rows < LIBRARY_ROWS:
+        if n <= 8192:
+            return ProductTuning(64, 32, 256, num_warps=4, num_stages=3)
         return ProductTuning(64, 64, 128, num_warps=4, num_stages=4)
     return ProductTuning(128, 128, 128, num_warps=8, num_stages=4)
+
+
+@triton.jit
+def _prefetch(addresses):
+    """Bring cache lines into the second-level cache; their values are not read."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [addresses],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit
@@ -56,6 +77,7 @@ def _fp8_product_kernel(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     BLOCKED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -64,6 +86,13 @@ def _fp8_product_kernel(
     groups: tl.constexpr = K // GROUP_K
     a_at = a_ptr + (m.to(tl.int64) * K)[:, None] + k_offsets[None, :]
     w_at = w_ptr + (n.to(tl.int64) * K)[None, :] + k_offsets[:, None]
+    if PDL:
+        line: tl.constexpr = 128  # 8-bit numbers in a cache line
+        ahead = tl.arange(0, 8) * line
+        early = w_ptr + (n.to(tl.int64) * K)[:, None] + ahead[None, :]
+        _prefetch(tl.where(n_mask[:, None] & (ahead < K)[None, :], early, w_ptr).to(tl.int64))
+        gdc_wait()
+        gdc_launch_dependents()
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         if K % BLOCK_K == 0:
@@ -106,6 +135,7 @@ def triton_product(
     if tuning is None:
         tuning = default_tuning(rows, n)
     block_k = min(tuning.block_k, max(32, next_power_of_2(size)))
+    early = rows <= _FEW_ROWS and can_launch_dependents(a.device)
     _fp8_product_kernel[(cdiv(n, tuning.block_n), cdiv(rows, tuning.block_m))](
         a,
         w,
@@ -122,7 +152,9 @@ def triton_product(
         BLOCK_K=block_k if block is None else min(block_k, block[1]),
         STAGES=tuning.num_stages,
         BLOCKED=block is not None,
+        PDL=early,
         num_warps=tuning.num_warps,
+        **({"launch_pdl": True} if early else {}),
     )
     return out
 

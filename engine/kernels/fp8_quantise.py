@@ -12,7 +12,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from engine.kernels.rows_linear import can_launch_dependents
 from engine.kernels.sizes import next_power_of_2
 
 
@@ -45,8 +47,12 @@ def _quantise_kernel(
     NORM: tl.constexpr,
     ADD: tl.constexpr,
     GATED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One row: x, or its norm, or the norm of x + residual, or silu(gate) * up of two halves."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     groups = tl.arange(0, BLOCK_GROUPS)
     inside = tl.arange(0, BLOCK)
@@ -90,6 +96,7 @@ def _launch(
     scale = torch.empty((rows, groups), dtype=torch.float32, device=x.device)
     total = x if residual is None else torch.empty_like(x)
     if rows:
+        early = can_launch_dependents(x.device)
         block_groups, block = next_power_of_2(groups), next_power_of_2(group)
         _quantise_kernel[(rows,)](
             x,
@@ -107,7 +114,9 @@ def _launch(
             NORM=weight is not None,
             ADD=residual is not None,
             GATED=gated,
+            PDL=early,
             num_warps=min(16, max(1, block_groups * block // 512)),
+            **({"launch_pdl": True} if early else {}),
         )
     return values, scale, total
 

@@ -14,10 +14,17 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from engine.kernels.rows_linear import can_launch_dependents
 from engine.kernels.sizes import cdiv, next_power_of_2
 
 _LARGEST_CHUNK = 4096
+
+
+def early_launch(device: torch.device) -> dict[str, bool]:
+    """Launch arguments of a kernel that may start before the one ahead of it has ended."""
+    return {"PDL": True, "launch_pdl": True} if can_launch_dependents(device) else {"PDL": False}
 
 
 @triton.jit
@@ -30,7 +37,11 @@ def _top_k_kernel(
     RENORMALISED: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK_E)
     slot = tl.arange(0, BLOCK_K)
@@ -70,6 +81,7 @@ def fused_top_k(scores: Tensor, top_k: int, renormalised: bool) -> tuple[Tensor,
             BLOCK_E=next_power_of_2(num_experts),
             BLOCK_K=next_power_of_2(top_k),
             num_warps=1 if num_experts <= 256 else 4,
+            **early_launch(scores.device),
         )
     return weights, experts
 
@@ -107,8 +119,12 @@ def _order_kernel(
     BLOCK_E: tl.constexpr,
     BLOCK_M: tl.constexpr,
     CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program gathers the pairs of one expert, in ascending order."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     mine = tl.program_id(0)
     bins = tl.arange(0, BLOCK_E)
     counts = tl.zeros([BLOCK_E], tl.int32)
@@ -165,6 +181,7 @@ def order_by_expert(
             BLOCK_M=block_m,
             CHUNK=min(_LARGEST_CHUNK, max(128, next_power_of_2(num_pairs))),
             num_warps=4,
+            **early_launch(device),
         )
     return ExpertOrder(pairs, tile_expert, tile_first, expert_end, block_m)
 
@@ -179,7 +196,11 @@ def _sum_kernel(
     TOP_K: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < SIZE
@@ -210,5 +231,6 @@ def sum_shares(shares: Tensor, experts: Tensor, first_expert: int, num_experts: 
             NUM_EXPERTS=num_experts,
             BLOCK=block,
             num_warps=4,
+            **early_launch(shares.device),
         )
     return out

@@ -43,6 +43,9 @@ def default_tuning(head_dim: int, dtype: torch.dtype, num_sms: int) -> DecodeTun
     `dtype` is the cache's.
     """
     wide = head_dim > 128 or dtype == torch.float32
+    if dtype.itemsize == 1:
+        # Fewer warps share a tile, so that more tiles are read at a time (measured on an H200).
+        return DecodeTuning(32 if wide else 64, 2, 3, target_programs=6 * num_sms, min_split=128)
     return DecodeTuning(
         block_n=32 if wide else 64,
         num_warps=4,
