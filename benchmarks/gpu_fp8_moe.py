@@ -1,3 +1,4 @@
+# ruff: noqa: B023 (every closure is called before its loop goes on)
 """8-bit products, experts and KV on one GPU: checks, tile sizes, and whole models.
 
     python3 benchmarks/gpu_fp8_moe.py --out DIR [--only check,products,experts,attention,models]
@@ -273,7 +274,8 @@ def products(args, table):
                 best = sorted(ways.items(), key=lambda item: item[1])
                 shown = ", ".join(f"{w} {us:.1f}" for w, us in best[:4])
                 table.append(
-                    f"{name} x{rows}: floor {floor:.1f}; {shown}; lib {ways['library']:.1f} bf16 {ways['bf16']:.1f}"
+                    f"{name} x{rows}: floor {floor:.1f}; {shown}; "
+                    f"lib {ways['library']:.1f} bf16 {ways['bf16']:.1f}"
                 )
     return results
 
@@ -362,11 +364,13 @@ def experts(args, table):
                         + ", ".join(f"{w}: {us:.1f}" for w, us in best)
                     )
             if args.warm is None:
-                order16 = lambda: [order_by_expert(e, 0, EXPERTS, 32) for _, e in routes]
-                top = lambda: [fused_top_k(s[:tokens], TOP_K, True) for s in scores]
                 shares = torch.randn(tokens * TOP_K, HIDDEN, device=DEVICE).bfloat16()
-                total = lambda: [sum_shares(shares, e, 0, EXPERTS) for _, e in routes]
-                small = [timed(args, 0, w) / 4 for w in (top, order16, total)]
+                steps = (
+                    lambda: [fused_top_k(s[:tokens], TOP_K, True) for s in scores],
+                    lambda: [order_by_expert(e, 0, EXPERTS, 32) for _, e in routes],
+                    lambda: [sum_shares(shares, e, 0, EXPERTS) for _, e in routes],
+                )
+                small = [timed(args, 0, step) / 4 for step in steps]
                 table.append(
                     f"x{tokens}: top-k {small[0]:.1f}, order {small[1]:.1f}, sum {small[2]:.1f} us"
                 )

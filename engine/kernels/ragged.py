@@ -112,6 +112,9 @@ def _ragged_kernel(
             q_head = (first_row + r // GROUP).to(tl.int64) * (HKV * GROUP) + head * GROUP
             at = (q_head + r % GROUP)[:, None] * D + d[None, :]
             q = tl.load(q_ptr + at, mask=mask, other=0.0)
+            if k_ptr.dtype.element_ty == tl.float8e4nv and q.dtype == tl.bfloat16:
+                # 8-bit floats become float16 in one instruction, and are exact in it.
+                q = q.to(tl.float16)
             rows = position + r // GROUP
             diagonal = (position + 1) // BLOCK_N * BLOCK_N  # every row sees all keys before
             seen = position + num_rows

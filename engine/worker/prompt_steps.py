@@ -18,6 +18,7 @@ from torch import Tensor
 from engine.attention.base import AttentionMetadata
 from engine.kernels.prompt_rows import CHUNK_WORDS, HEADER_WORDS, PromptRows, lay_out_prompt_rows
 from engine.kernels.worklist import Worklist, WorklistSizes, fill_worklist
+from engine.layers.fp8 import FP8
 from engine.options import EngineOptions
 from engine.worker.batch_state import BatchState
 from engine.worker.command import StepCommand
@@ -122,7 +123,7 @@ def make_prompt_steps(
     kv_cache: Tensor,
 ) -> PromptSteps | None:
     """The padded steps; None where the cache has another dtype than the kernels expect."""
-    if kv_cache.dtype != loaded.dtype:
+    if kv_cache.dtype not in (loaded.dtype, FP8):
         return None
     from engine.kernels.ragged import ragged_sizes
 

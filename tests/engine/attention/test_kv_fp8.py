@@ -6,6 +6,7 @@ import pytest
 import torch
 from kernel_testing import KERNEL_DEVICE as DEVICE
 from test_attention_backends import dense_attention, make_case
+from test_ragged import as_ragged
 
 from engine.attention.select import select_backend
 from engine.attention.torch_backend import TorchAttention, store_kv, to_stored
@@ -47,6 +48,19 @@ def test_attention_over_8_bit_keys_is_attention_over_their_numbers(
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
     store_kv(k, v, plain, case.meta.slot_mapping)
     assert torch.equal(cache.float().nan_to_num(9e9), plain.nan_to_num(9e9))
+
+
+@pytest.mark.parametrize("step", [([1, 37, 90], []), ([17, 64], [(40, 40), (3, 66)])], ids=str)
+def test_a_worklist_over_8_bit_keys_is_one_over_their_numbers(step):
+    case = make_case(6, 2, 24, 16, *step)
+    k, v = on_the_grid(case.k), on_the_grid(case.v)
+    plain = TorchAttention().forward(case.q, k, v, on_the_grid(case.cache), case.meta, 24**-0.5)
+    meta = as_ragged(case, padding=0, target=4)
+    attention = TritonAttention()
+    out = attention.forward(
+        case.q, k, v, to_stored(case.cache, FP8), attention.prepare(meta), 24**-0.5
+    )
+    torch.testing.assert_close(out, plain, rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_too_large_is_cut_and_not_lost():
