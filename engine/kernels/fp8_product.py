@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.rows_linear import can_launch_dependents
+from engine.kernels.dependents import early_launch
 from engine.kernels.sizes import cdiv, next_power_of_2
 
 # From so many rows on the library's product is the faster one, with a scale per row and column.
@@ -135,7 +135,6 @@ def triton_product(
     if tuning is None:
         tuning = default_tuning(rows, n)
     block_k = min(tuning.block_k, max(32, next_power_of_2(size)))
-    early = rows <= _FEW_ROWS and can_launch_dependents(a.device)
     _fp8_product_kernel[(cdiv(n, tuning.block_n), cdiv(rows, tuning.block_m))](
         a,
         w,
@@ -152,9 +151,8 @@ def triton_product(
         BLOCK_K=block_k if block is None else min(block_k, block[1]),
         STAGES=tuning.num_stages,
         BLOCKED=block is not None,
-        PDL=early,
         num_warps=tuning.num_warps,
-        **({"launch_pdl": True} if early else {}),
+        **early_launch(a.device, rows <= _FEW_ROWS),
     )
     return out
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.rows_linear import can_launch_dependents
+from engine.kernels.dependents import early_launch
 from engine.kernels.sizes import next_power_of_2
 
 
@@ -96,7 +96,6 @@ def _launch(
     scale = torch.empty((rows, groups), dtype=torch.float32, device=x.device)
     total = x if residual is None else torch.empty_like(x)
     if rows:
-        early = can_launch_dependents(x.device)
         block_groups, block = next_power_of_2(groups), next_power_of_2(group)
         _quantise_kernel[(rows,)](
             x,
@@ -114,9 +113,8 @@ def _launch(
             NORM=weight is not None,
             ADD=residual is not None,
             GATED=gated,
-            PDL=early,
             num_warps=min(16, max(1, block_groups * block // 512)),
-            **({"launch_pdl": True} if early else {}),
+            **early_launch(x.device),
         )
     return values, scale, total
 

@@ -19,7 +19,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.moe_route import ExpertOrder, early_launch
+from engine.kernels.dependents import early_launch
+from engine.kernels.moe_route import ExpertOrder
 from engine.kernels.sizes import cdiv, next_power_of_2
 
 

@@ -16,15 +16,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.rows_linear import can_launch_dependents
+from engine.kernels.dependents import early_launch
 from engine.kernels.sizes import cdiv, next_power_of_2
 
 _LARGEST_CHUNK = 4096
-
-
-def early_launch(device: torch.device) -> dict[str, bool]:
-    """Launch arguments of a kernel that may start before the one ahead of it has ended."""
-    return {"PDL": True, "launch_pdl": True} if can_launch_dependents(device) else {"PDL": False}
 
 
 @triton.jit

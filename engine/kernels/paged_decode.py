@@ -65,6 +65,27 @@ def num_splits(batch: int, num_kv_heads: int, max_context: int, tuning: DecodeTu
     return 1 << (splits.bit_length() - 1)
 
 
+@triton.jit
+def _fp8_pairs(pairs, dtype: tl.constexpr, ON_GPU: tl.constexpr):
+    """Even and odd columns of 8-bit floats that lie two in 16 bits."""
+    if ON_GPU:
+        halves = tl.inline_asm_elementwise(
+            "{ .reg .b32 both; cvt.rn.f16x2.e4m3x2 both, $2; mov.b32 {$0, $1}, both; }",
+            "=h,=h,h",
+            [pairs],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=1,
+        )
+        return halves[0].to(dtype), halves[1].to(dtype)
+    even = ((pairs & 0x80) << 8) | ((pairs & 0x7F) << 7)
+    odd = (pairs & 0x8000) | ((pairs & 0x7F00) >> 1)
+    # The same bits as float16 are 2^8 times too small: the exponents differ in their bias.
+    even = even.to(tl.uint16).to(tl.float16, bitcast=True) * 256.0
+    odd = odd.to(tl.uint16).to(tl.float16, bitcast=True) * 256.0
+    return even.to(dtype), odd.to(dtype)
+
+
 @triton.jit(
     do_not_specialize=["table_stride"],
     do_not_specialize_on_alignment=["table_ptr", "context_ptr", "order_ptr"],
@@ -92,6 +113,7 @@ def _decode_kernel(
     STAGES: tl.constexpr,
     ORDERED: tl.constexpr,
     PRECISION: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     kv_head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
@@ -115,11 +137,18 @@ def _decode_kernel(
     q = tl.load(q_ptr + q_at, mask=q_mask, other=0.0)
     m = tl.full([BLOCK_H], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_H], tl.float32)
-    acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
+    kv_fp8: tl.constexpr = k_ptr.dtype.element_ty == tl.float8e4nv
+    # Bytes cannot be turned round on their way to the matrix units, pairs of them can: 8-bit values
+    # are read two at a time, and even and odd columns summed apart.
+    columns: tl.constexpr = BLOCK_D // 2 if kv_fp8 else BLOCK_D
+    acc = tl.zeros([BLOCK_H, columns], tl.float32)
+    acc_odd = acc
+    pair = tl.arange(0, BLOCK_D // 2)
     table = table_ptr + row * table_stride
     k_base = k_ptr + kv_head * D
     v_base = v_ptr + kv_head * D
-    kv_fp8: tl.constexpr = k_ptr.dtype.element_ty == tl.float8e4nv
+    if kv_fp8:
+        v_pairs = v_base.to(tl.pointer_type(tl.uint16))
     if kv_fp8 and q.dtype == tl.bfloat16:
         # 8-bit floats become float16 in one instruction, and are exact in it.
         q = q.to(tl.float16)
@@ -136,10 +165,16 @@ def _decode_kernel(
             offset = pages * block_stride + (key % PAGE) * token_stride
         k_mask = live[None, :] & (d < D)[:, None]
         k = tl.load(k_base + offset[None, :] + d[:, None], mask=k_mask, other=0.0)  # [D, N]
-        v_mask = live[:, None] & (d < D)[None, :]
-        v = tl.load(v_base + offset[:, None] + d[None, :], mask=v_mask, other=0.0)  # [N, D]
         if kv_fp8:
-            k, v = k.to(q.dtype), v.to(q.dtype)
+            k = k.to(q.dtype)
+            pair_mask = live[:, None] & (pair < D // 2)[None, :]
+            pairs = tl.load(
+                v_pairs + (offset // 2)[:, None] + pair[None, :], mask=pair_mask, other=0
+            )
+            v, v_odd = _fp8_pairs(pairs, q.dtype, ON_GPU)  # [N, D / 2]
+        else:
+            v_mask = live[:, None] & (d < D)[None, :]
+            v = tl.load(v_base + offset[:, None] + d[None, :], mask=v_mask, other=0.0)  # [N, D]
         score = tl.dot(q, k, input_precision=PRECISION) * scale_log2
         score = tl.where(live[None, :], score, float("-inf"))
         m_new = tl.maximum(m, tl.max(score, axis=1))
@@ -148,11 +183,16 @@ def _decode_kernel(
         total = total * shrink + tl.sum(p, axis=1)
         acc = acc * shrink[:, None]
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+        if kv_fp8:
+            acc_odd = acc_odd * shrink[:, None]
+            acc_odd = tl.dot(p.to(v.dtype), v_odd, acc_odd, input_precision=PRECISION)
         m = m_new
 
     # A padded row has no key at all; its output is zero, not a division by zero.
     safe = tl.where(total > 0, total, 1.0)
     result = acc / safe[:, None]
+    if kv_fp8:
+        result = tl.reshape(tl.join(result, acc_odd / safe[:, None]), [BLOCK_H, BLOCK_D])
     if SPLITS == 1:
         tl.store(out_ptr + q_at, result.to(out_ptr.dtype.element_ty), mask=q_mask)
     else:
@@ -211,6 +251,7 @@ def paged_decode(
         STAGES=tuning.num_stages,
         ORDERED=order is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        ON_GPU=q.device.type != "cpu",
         num_warps=tuning.num_warps,
     )
     if splits > 1:
