@@ -14,8 +14,16 @@ from pathlib import Path
 
 from engine.core.request import Request
 from engine.core.tokens import Prompt
-from engine.steplog.api import AddRecord, ExpandedRecord, LogHeader, Record, StepLogReader
+from engine.steplog.api import (
+    AbortRecord,
+    AddRecord,
+    ExpandedRecord,
+    LogHeader,
+    Record,
+    StepLogReader,
+)
 from engine.steplog.files import read_lines
+from engine.steplog.vllm_log_reader import is_vllm_log, read_vllm_log
 from engine.steplog.vllm_run import NS_PER_US, Progress, Recording
 from engine.steplog.vllm_run_reader import read_recording
 
@@ -72,11 +80,21 @@ class ImportedLog:
                 open_plans = number - booked if recording.updates else 0
                 yield _add_record(recording, pending, prompts[request.id], open_plans)
                 pending += 1
+            yield from self._aborts(number, step.schedule_start_us)
             record = state.step_record(number, step)
             if recording.updates:
                 booked = _booked_by(recording, booked, number, step.schedule_start_us)
                 record = replace(record, open_plans=number - booked)
             yield record
+
+    def _aborts(self, number: int, before_us: int) -> Iterator[ExpandedRecord]:
+        """Requests given up since the step before this one was scheduled."""
+        recording = self.recording
+        after_us = recording.steps[number - 1].schedule_start_us if number else -1
+        for time_us, name in recording.aborts:
+            if after_us < time_us <= before_us:
+                booked = _booked_by(recording, 0, number, time_us)
+                yield AbortRecord(name, time_us * NS_PER_US, number - booked)
 
 
 def _booked_by(recording: Recording, booked: int, scheduled: int, time_us: int) -> int:
@@ -96,6 +114,9 @@ def open_log(path: str | os.PathLike[str]) -> ReadableLog:
     Raises:
         InputError: neither, another version, or damaged.
     """
+    path = Path(path)
+    if is_vllm_log(next(read_lines(path), b"")):
+        return ImportedLog(read_vllm_log(path))
     if is_recording(path):
         return ImportedLog(read_recording(path))
     return StepLogReader(path)
@@ -103,8 +124,15 @@ def open_log(path: str | os.PathLike[str]) -> ReadableLog:
 
 def _add_record(recording: Recording, serial: int, prompt: Prompt, open_plans: int) -> AddRecord:
     request = recording.requests[serial]
+    max_tokens = request.max_tokens or request.output_tokens
     return AddRecord(
-        request=Request(request.id, prompt, request.output_tokens),
+        request=Request(
+            request.id,
+            prompt,
+            max_tokens,
+            priority=request.priority,
+            arrival=request.arrival_us,
+        ),
         arrival_ns=request.arrival_us * NS_PER_US,
         added_ns=request.added_us * NS_PER_US,
         outputs=recording.outputs(serial),

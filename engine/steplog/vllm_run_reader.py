@@ -20,6 +20,8 @@ from engine.steplog.vllm_run import (
     Recording,
 )
 
+# Of the fields of a RecordedRequest, those that such a recording has.
+_REQUEST_FIELDS = RecordedRequest.__slots__[: RecordedRequest.__slots__.index("max_tokens")]
 _CONFIG_KEYS = ("num_gpu_blocks", "block_size", "max_num_batched_tokens", "max_num_seqs",
                 "max_model_len")  # fmt: skip
 
@@ -118,7 +120,7 @@ def _rows(path: Path, document: Mapping[str, Any], key: str) -> list[Any]:
 def _request(path: Path, row: int, fields: object) -> RecordedRequest:
     if not isinstance(fields, dict):
         raise InputError(f"{path}: requests[{row}]: not an object")
-    values: dict[str, Any] = {name: fields.get(name) for name in RecordedRequest.__slots__}
+    values: dict[str, Any] = {name: fields.get(name) for name in _REQUEST_FIELDS}
     gaps = values["token_gaps_us"]
     if gaps is not None:
         if not isinstance(gaps, list) or not all(type(gap) is int and gap >= 0 for gap in gaps):
