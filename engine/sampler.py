@@ -16,6 +16,7 @@ from torch import Tensor
 
 _MASK32 = 0xFFFFFFFF
 _LAST_TOKEN = 0x7FFFFFFF
+_NAN_SCORE = -2139095042  # the score part of the key of NaN, just below that of -inf
 _LOG2_E = 1.4426950408889634
 # Multipliers of well-tested integer finalisers (splitmix64 for rows, a 32-bit one for tokens).
 _GOLDEN64 = 0x9E3779B97F4A7C15
@@ -54,7 +55,7 @@ class Logprobs:
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """Token ids int64 [R] for logits [R, vocab], which are not changed.
+    """Token ids int64 [R] for logits [R, vocab], which are not changed; -1 for a row of NaN.
 
     Without filters it is one pass over the logits; it never makes the host wait.
     """
@@ -107,7 +108,8 @@ def is_fused(logits: Tensor) -> bool:
 
 def race(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """The exponential race, or argmax where the temperature is 0; the reference."""
-    return _race(logits, temperatures, seeds, positions, 0)[1]
+    scores, tokens = _race(logits, temperatures, seeds, positions, 0)
+    return tokens.masked_fill(scores.isnan(), -1)
 
 
 def race_keys(
@@ -116,17 +118,18 @@ def race_keys(
     """The race's winners as keys: the larger the score, the larger; of equals the lower token's.
 
     The upper 32 bits are the float32 score's, made to order as integers do, the lower ones
-    2**31 - 1 less the token id.
+    2**31 - 1 less the token id. NaN is the least score.
     """
     scores, columns = _race(logits, temperatures, seeds, positions, first_token)
     bits = scores.masked_fill(scores == 0, 0.0).view(torch.int32)  # -0 equals 0
     ordered = torch.where(bits < 0, bits ^ _LAST_TOKEN, bits).long()
+    ordered = ordered.masked_fill(scores.isnan(), _NAN_SCORE)
     return (ordered << 32) | (_LAST_TOKEN - first_token - columns)
 
 
 def token_of_key(keys: Tensor) -> Tensor:
-    """The token ids in race keys."""
-    return keys.bitwise_not() & _LAST_TOKEN
+    """The token ids in race keys; -1 where the scores are NaN."""
+    return torch.where((keys >> 32) > _NAN_SCORE, keys.bitwise_not() & _LAST_TOKEN, -1)
 
 
 def _race(

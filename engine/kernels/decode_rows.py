@@ -44,7 +44,7 @@ def _decode_rows_kernel(
     kv_slot = block * block_size + position % block_size
     tl.store(mapping + row, tl.where(valid, kv_slot, -1))
     tl.store(context_lens + row, tl.where(valid, position + 1, 0).to(tl.int32))
-    tl.store(ids + row, tl.load(last_tokens + slot))
+    tl.store(ids + row, tl.maximum(tl.load(last_tokens + slot), 0))  # -1: no token was drawn
     tl.store(positions + row, position)
     tl.store(sample_slots + row, slot)
     tl.store(sample_positions + row, position)

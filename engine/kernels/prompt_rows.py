@@ -101,7 +101,7 @@ def _prompt_rows_kernel(
         slot = tl.load(row_slots + seq)
         position = tl.load(row_positions + seq)
         block = tl.load(block_tables + slot * width + position // block_size).to(tl.int64)
-        tl.store(ids + seq, tl.load(last_tokens + slot))
+        tl.store(ids + seq, tl.maximum(tl.load(last_tokens + slot), 0))
         tl.store(positions + seq, position)
         tl.store(mapping + seq, block * block_size + position % block_size)
         tl.store(row_positions + seq, position + 1)

@@ -14,6 +14,8 @@ from torch import Tensor
 from engine.kernels.sizes import cdiv, next_power_of_2
 
 _BLOCK = 2048
+# The score part of the key of NaN, just below that of -inf.
+_NAN_SCORE = tl.constexpr(-2139095042)
 _TARGET_PROGRAMS = 1056
 
 
@@ -111,18 +113,23 @@ def _race_kernel(
     top = tl.max(best, axis=0)
     # Of equal scores the lowest token wins, as in torch.argmax.
     winner = tl.min(tl.where(best == top, best_at, 0x7FFFFFFF), axis=0)
+    # No score is larger than NaN's; a row of NaN shows in its first logit. An empty part is the
+    # same, so that it never wins.
+    x = tl.load(logits + begin, mask=begin < end, other=float("nan")).to(tl.float32)
+    is_nan = (top == float("-inf")) & (x != x)
     at = row * tl.num_programs(0) + part
     if KEYS:
-        tl.store(out_ptr + at, _key(top, winner))
+        tl.store(out_ptr + at, _key(top, winner, is_nan))
     else:
-        tl.store(out_ptr + at, winner.to(tl.int64))
+        tl.store(out_ptr + at, tl.where(is_nan, -1, winner).to(tl.int64))
 
 
 @triton.jit
-def _key(score, token):
+def _key(score, token, is_nan):
     """See engine.sampler.race_keys."""
     bits = tl.where(score == 0, 0.0, score).to(tl.int32, bitcast=True)
     ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    ordered = tl.where(is_nan, _NAN_SCORE, ordered)
     return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
 
 
@@ -137,9 +144,10 @@ def _final_kernel(
         tl.store(out_ptr + row, key)
     else:
         token = 0x7FFFFFFF - (key & 0x7FFFFFFF)
+        token = tl.where((key >> 32) <= _NAN_SCORE, -1, token)
         tl.store(out_ptr + row, token)
         if SLOTS:
-            tl.store(last_tokens_ptr + tl.load(slots_ptr + row), token)
+            tl.store(last_tokens_ptr + tl.load(slots_ptr + row), tl.maximum(token, 0))
 
 
 def fused_race(

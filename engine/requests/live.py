@@ -46,6 +46,7 @@ class LiveRequest:
         if params.prompt_logprobs is not None:
             self.prompt_logprobs = [None] * len(prompt.token_ids)
         self._error: str | None = None
+        self._is_spoiled = False  # the kernel's last token of it is none
         self._tokenizer = tokenizer if params.detokenize else None
         self._context: tuple[int, ...] = ()
         if self._tokenizer is not None:
@@ -92,6 +93,11 @@ class LiveRequest:
             self._error = f"the text cannot be decoded: {type(error).__name__}: {error}"
             return True
 
+    def spoil(self) -> None:
+        """The model has no next token for it: its logits are NaN."""
+        self._error = "the model's logits are NaN"
+        self._is_spoiled = True
+
     def progress(self) -> RequestOutput:
         """The output so far, for streams."""
         text = "" if self._text is None else self._text.stable_text()
@@ -101,6 +107,8 @@ class LiveRequest:
     def finish(self, finished: Finished, end_ns: int) -> RequestOutput:
         """The final output; never raises."""
         token_ids = list(finished.output_token_ids)
+        if self._is_spoiled:
+            del token_ids[-1:]
         by_token = finished.reason == "stop" and not self._stopped_by_string
         text = self._final_text(token_ids, by_token)
         if self._error is not None and finished.reason != "abort":

@@ -66,6 +66,16 @@ class RequestRegistry:
                 stopped.append(request_id)
         return stopped
 
+    def spoil(self, plan: StepPlan, token_ids: Sequence[int]) -> list[RequestId]:
+        """Marks those for whom no token could be drawn (-1); returns them, as they end here."""
+        spoiled = []
+        for request_id, token_id in zip(plan.sampled_ids, token_ids, strict=True):
+            request = self._running.get(request_id)
+            if token_id < 0 and request is not None:
+                request.spoil()
+                spoiled.append(request_id)
+        return spoiled
+
     def record(self, step: CommittedStep) -> None:
         """Books a committed step and ends the requests that it ended."""
         plan, end_ns = step.plan, step.end_ns

@@ -160,7 +160,11 @@ class StepLoop:
         end_ns = self.now_ns()
         tokens, logprobs = _in_batch_order(step.plan, result)
         self._is_torn = True
-        stopped = self.requests.watch(step.plan, tokens)
+        stopped: list[RequestId] = []
+        if min(tokens, default=0) < 0:
+            stopped = self.requests.spoil(step.plan, tokens)
+            tokens = [max(0, token_id) for token_id in tokens]
+        stopped += self.requests.watch(step.plan, tokens)
         outcome = self.scheduler.commit(step.plan, tokens, stopped)
         self._open.popleft()
         for finished in outcome.finished:

@@ -151,7 +151,7 @@ class BatchState:
         tables = self.block_tables.index_select(0, slots)
         mapping = torch.where(valid, self._kv_slots(tables, positions), -1)
         context_lens = torch.where(valid, positions + 1, 0).to(torch.int32)
-        token_ids = self.last_tokens.index_select(0, slots)
+        token_ids = self.last_tokens.index_select(0, slots).clamp_(min=0)  # -1: none was drawn
         now = positions.clone()
         self.sample_slots[:num_rows].copy_(slots)
         self.sample_positions[:num_rows].copy_(positions)

@@ -235,7 +235,7 @@ class ModelRunner:
         self._keep(tokens)
         if command.num_logprobs is None:
             return None
-        return compute_logprobs(logits, tokens, command.num_logprobs)
+        return compute_logprobs(logits, tokens.clamp(min=0), command.num_logprobs)
 
     def _sample_rows(self, num_rows: int) -> None:
         """LM head and plain sampling of the marked rows; works on persistent buffers only."""

@@ -172,6 +172,40 @@ def test_an_interrupt_leaves_the_engine_clean(folder, expected, asynchronous):
         assert tokens_of(outputs) == expected
 
 
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_request_whose_logits_are_nan_ends_with_an_error_and_alone(
+    folder, expected, tmp_path, asynchronous, size
+):
+    """An fp16 overflow ends so; the token 0 that an argmax gives would look like an answer."""
+    from safetensors.torch import load_file, save_file
+
+    def spoil(copy, config):
+        config["tie_word_embeddings"] = False
+        [file] = copy.glob("*.safetensors")
+        weights = load_file(file)
+        weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"].clone())
+        weights["model.embed_tokens.weight"][200] = float("nan")
+        save_file(weights, copy / "model.safetensors")
+        if file.name != "model.safetensors":
+            file.unlink()
+            (copy / "model.safetensors.index.json").unlink()
+
+    prompts = [[1, 2], [5, 200, 6], [3, 4], [200]]
+    params = [greedy(), greedy(stop=()), greedy(), greedy(logprobs=1)]
+    model = damaged(folder, tmp_path, spoil)
+    options = dict(async_scheduling=asynchronous, tensor_parallel_size=size)
+    log = tmp_path / "steps.jsonl"
+    with start(model, step_log=str(log), **options) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        assert tokens_of(outputs) == [expected[0], [], expected[1], []]
+        for output in (outputs[1], outputs[3]):
+            assert output.outputs[0].finish_reason == "error"
+            assert output.outputs[0].error == "the model's logits are NaN"
+        assert llm.scheduler.num_free_blocks == llm.info.num_blocks
+    assert cli(["sim", "replay", str(log)]) == 0
+
+
 def damaged(folder, tmp_path, change):
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)

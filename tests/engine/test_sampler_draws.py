@@ -155,6 +155,29 @@ def test_the_kernel_survives_banned_and_equal_logits():
         assert fused_race(logits, temperatures, zeros, zeros).tolist() == [2500, 0]
 
 
+@pytest.mark.parametrize("vocab", [7, 3000, 20000])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_of_nan_gives_no_token(vocab, temperature):
+    """Token 0 would look like an answer."""
+    logits = torch.randn(3, vocab)
+    logits[1] = float("nan")
+    columns = (
+        torch.full((3,), temperature),
+        torch.zeros(3, dtype=torch.int64),
+        torch.zeros(3, dtype=torch.int64),
+    )
+    expected = race(logits, *columns).tolist()
+    assert expected[1] == -1
+    assert min(expected[0], expected[2]) >= 0
+    arguments = SamplingBatch(*columns)
+    assert kernel_whole(logits, arguments).tolist() == expected
+    for draw_keys in (sample_keys, kernel_keys):
+        for split in ((0, vocab), (0, 3, vocab)):
+            assert drawn_in_parts(draw_keys, logits, columns, split) == expected
+    filtered = SamplingBatch(*columns, top_k=torch.full((3,), 5))
+    assert sample(logits, filtered).tolist()[1] == -1
+
+
 SPLITS = {
     "even": (0, 2500, 5000),
     "uneven": (0, 2048, 4999, 5000),
