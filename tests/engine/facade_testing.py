@@ -247,6 +247,7 @@ def disturbed_run(folder, seed, line=0, num_faults=0, num_acts=14, step_log=None
     refused = rng.choice([None, None, 19])
     tally = Tally()
     with stand_in_engine(folder, faults, refused, **options) as llm:
+        kernel = llm.scheduler
         if num_faults and rng.random() < 0.2:
             llm.on_step = failing_callback(rng.randint(1, 20))
         with InterruptAtLine(line, part) as interrupt:
@@ -254,6 +255,8 @@ def disturbed_run(folder, seed, line=0, num_faults=0, num_acts=14, step_log=None
                 survive(lambda: act(llm, rng, tally), tally)
             drain(llm, tally)
         check_law(llm, tally, refused)
+        if not line and KeyboardInterrupt not in faults.values():
+            assert llm.scheduler is kernel  # a step that fails costs nobody outside it anything
     return interrupt.place, tally
 
 

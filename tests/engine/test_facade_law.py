@@ -136,7 +136,7 @@ def test_an_interrupt_at_every_line_of_the_facade_keeps_the_law(folder, seed, pa
     line, place = 0, ""
     while place is not None:
         line += 1
-        place, _ = disturbed_run(folder, seed, line=line, num_acts=9, part=part)
+        place, _ = disturbed_run(folder, seed, line=line, num_acts=6, part=part)
         assert place is None or place[0].startswith(part)
     assert line > 5
 
