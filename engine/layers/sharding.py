@@ -32,9 +32,9 @@ class Shard:
     size: int
 
 
-def valid_tp_sizes(shape: Shape, limit: int = 64) -> list[int]:
-    """Tensor-parallel sizes up to `limit` that this shape can be split over."""
-    return [size for size in range(1, limit + 1) if _is_valid(shape, size)]
+def valid_tp_sizes(shape: Shape) -> list[int]:
+    """Tensor-parallel sizes up to 64 that this shape can be split over."""
+    return [size for size in range(1, 65) if _is_valid(shape, size)]
 
 
 def check_tp_size(shape: Shape, size: int) -> None:

@@ -85,11 +85,6 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]  # ascending union of every source
     bos_token_id: int | None
 
-    def kv_bytes_per_token(self, dtype_bytes: int, tp_size: int = 1) -> int:
-        """Bytes of keys and values that one token takes on one rank, all layers."""
-        heads = max(1, self.num_kv_heads // tp_size)
-        return 2 * self.num_layers * heads * self.head_dim * dtype_bytes
-
 
 def load_model_config(folder: str | Path) -> ModelConfig:
     """Resolve `folder`/config.json, with EOS ids also from generation config and tokenizer."""

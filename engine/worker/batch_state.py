@@ -19,19 +19,20 @@ from engine.worker.command import SlotParams, StepCommand
 
 _PARAM_WORDS = 6  # slot, temperature, top_k, top_p, min_p, seed
 _PARAM = struct.Struct("<qdqddq")
+_RING = 8
 
 
 class Uploads:
     """Carries int64 words to the device through page-locked buffers.
 
-    A buffer is used again only after `ring` further uploads, when the step that read it is over:
-    at most two steps are under way at a time and each makes at most two uploads.
+    A buffer is used again only after `_RING` further uploads, when the step that read it is over:
+    at most two steps are under way at a time and each makes at most four uploads.
     """
 
-    def __init__(self, device: torch.device, ring: int = 8) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pinned = device.type == "cuda"
-        self._ring: list[Tensor] = [self._new(4096) for _ in range(ring)] if self._pinned else []
+        self._ring: list[Tensor] = [self._new(4096) for _ in range(_RING)] if self._pinned else []
         self._next = 0
 
     def send(self, parts: Iterable[array[int] | bytes]) -> Tensor:
