@@ -30,3 +30,17 @@ def test_winners_go_to_their_rows_and_slots(vocab):
     assert torch.equal(last_tokens[slots], expected)
     others = [slot for slot in range(num_slots) if slot not in slots.tolist()]
     assert (last_tokens[others] == -7).all()
+
+
+@pytest.mark.parametrize("vocab", [50, 5000])
+def test_a_row_of_nan_says_so_and_leaves_a_token_that_can_be_read(vocab):
+    logits = torch.zeros(2, vocab, device=DEVICE)
+    logits[1] = float("nan")
+    integers = torch.zeros(2, dtype=torch.int64, device=DEVICE)
+    last_tokens, sampled = integers.clone() - 7, integers.clone()
+    slots = torch.tensor([1, 0], device=DEVICE)
+    temperatures = torch.tensor([0.7, 0.0], device=DEVICE)
+    fused_race_rows(logits, RaceRows(slots, integers, temperatures, integers, last_tokens, sampled))
+    assert sampled[1] == -1
+    assert sampled[0] >= 0
+    assert last_tokens.tolist() == [0, sampled[0].item()]
