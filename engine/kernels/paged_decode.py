@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.combine import combine_parts, new_parts, num_sms
+from engine.kernels.combine import MOST_SPLITS, combine_parts, new_parts, num_sms
 from engine.kernels.sizes import cdiv, next_power_of_2
 from engine.kernels.store_kv import check_cache_layout
 
@@ -60,7 +60,7 @@ def num_splits(batch: int, num_kv_heads: int, max_context: int, tuning: DecodeTu
     """Parts per sequence, a power of two, from host values only."""
     wanted = cdiv(tuning.target_programs, batch * num_kv_heads)
     most = max(1, max_context // tuning.min_split)
-    splits = min(wanted, most, 64)
+    splits = min(wanted, most, MOST_SPLITS)
     # Rounding down keeps a batch that fills the device almost alone from paying for a second pass.
     return 1 << (splits.bit_length() - 1)
 
@@ -106,7 +106,7 @@ def _decode_kernel(
     GROUP: tl.constexpr,
     D: tl.constexpr,
     PAGE: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -124,7 +124,11 @@ def _decode_kernel(
     token_stride: tl.constexpr = HKV * D
     block_stride: tl.constexpr = PAGE * token_stride
     context = tl.load(context_ptr + row)
-    tiles = tl.cdiv(tl.cdiv(context, BLOCK_N), SPLITS)
+    # Read from the grid: a kernel for every number of parts would be compiled while serving.
+    splits = 1
+    if SPLIT:
+        splits = tl.num_programs(2)
+    tiles = tl.cdiv(tl.cdiv(context, BLOCK_N), splits)
     begin = split * tiles * BLOCK_N
     end = tl.minimum(context, begin + tiles * BLOCK_N)
 
@@ -193,10 +197,10 @@ def _decode_kernel(
     result = acc / safe[:, None]
     if kv_fp8:
         result = tl.reshape(tl.join(result, acc_odd / safe[:, None]), [BLOCK_H, BLOCK_D])
-    if SPLITS == 1:
+    if not SPLIT:
         tl.store(out_ptr + q_at, result.to(out_ptr.dtype.element_ty), mask=q_mask)
     else:
-        index = (row * num_q_heads + heads) * SPLITS + split
+        index = (row * num_q_heads + heads) * splits + split
         lse = tl.where(total > 0, m + tl.log2(safe), float("-inf"))
         tl.store(lse_ptr + index, lse, mask=h < GROUP)
         tl.store(part_ptr + index[:, None] * D + d[None, :], result, mask=q_mask)
@@ -244,7 +248,7 @@ def paged_decode(
         GROUP=group,
         D=head_dim,
         PAGE=page,
-        SPLITS=splits,
+        SPLIT=splits > 1,
         BLOCK_H=max(16, next_power_of_2(group)),
         BLOCK_D=next_power_of_2(head_dim),
         BLOCK_N=tuning.block_n,

@@ -97,6 +97,7 @@ def _rows_attention_kernel(
     table_stride,
     HKV: tl.constexpr,
     GROUP: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr,
     D: tl.constexpr,
     PAGE: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -116,7 +117,7 @@ def _rows_attention_kernel(
     context = tl.load(context_ptr + row, cache_modifier=".cg")
     old = tl.maximum(context - 1, 0)  # keys of earlier steps
     tiles = tl.cdiv(old, FIRST_N)
-    part_tiles = tl.maximum(tl.cdiv(tiles, SPLITS), 1)
+    part_tiles = tl.maximum(tl.cdiv(tiles, tl.num_programs(2)), 1)
     parts = tl.maximum(tl.cdiv(tiles, part_tiles), 1)
     begin = split * part_tiles * FIRST_N
     end = tl.minimum(old, begin + part_tiles * FIRST_N)
@@ -180,8 +181,9 @@ def _rows_attention_kernel(
             arrived = tl.atomic_add(counter, 1, sem="acq_rel")
             if arrived == parts - 1:
                 _join_heads(
-                    part_ptr, lse_ptr, out_ptr, first_head, parts, GROUP, D, SPLITS, BLOCK_D
-                )
+                    part_ptr, lse_ptr, out_ptr, first_head, parts,
+                    GROUP, GROUP_BLOCK, D, SPLITS, BLOCK_D,
+                )  # fmt: skip
                 tl.store(counter, 0)
 
 
@@ -193,26 +195,36 @@ def _join_heads(
     first_head,
     parts,
     GROUP: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr,
     D: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Weighted sums of the parts of a KV head's query heads, by their log-sum-exp."""
-    s = tl.arange(0, SPLITS)
+    """Weighted sums of the parts of a KV head's query heads, by their log-sum-exp.
+
+    All heads at once, so that all that is read is under way together.
+    """
+    s = tl.arange(0, SPLITS)[None, :]
+    g = tl.arange(0, GROUP_BLOCK)[:, None]
     d = tl.arange(0, BLOCK_D)
-    for h in tl.static_range(GROUP):
-        head = first_head + h
-        # Past the first-level cache, which does not see what other multiprocessors write.
-        at = head * SPLITS + s
-        lse = tl.load(lse_ptr + at, mask=s < parts, other=float("-inf"), cache_modifier=".cg")
-        weight = tl.exp2(lse - tl.max(lse, axis=0))
-        weight = weight / tl.sum(weight, axis=0)
-        mask = (s < parts)[:, None] & (d < D)[None, :]
-        part = tl.load(
-            part_ptr + at[:, None] * D + d[None, :], mask=mask, other=0.0, cache_modifier=".cg"
-        )
-        out = tl.sum(part * weight[:, None], axis=0)
-        tl.store(out_ptr + head * D + d, out.to(out_ptr.dtype.element_ty), mask=d < D)
+    live = (s < parts) & (g < GROUP)
+    at = (first_head + g) * SPLITS + s
+    # Past the first-level cache, which does not see what other multiprocessors write.
+    part = tl.load(
+        part_ptr + at[:, :, None] * D + d[None, None, :],
+        mask=live[:, :, None] & (d < D)[None, None, :],
+        other=0.0,
+        cache_modifier=".cg",
+    )
+    lse = tl.load(lse_ptr + at, mask=live, other=float("-inf"), cache_modifier=".cg")
+    top = tl.max(lse, axis=1, keep_dims=True)
+    weight = tl.exp2(lse - tl.where(top > float("-inf"), top, 0.0))
+    total = tl.sum(weight, axis=1, keep_dims=True)
+    weight = weight / tl.where(total > 0, total, 1.0)
+    out = tl.sum(part * weight[:, :, None], axis=1)
+    out_at = (first_head + g) * D + d[None, :]
+    mask = (g < GROUP) & (d < D)[None, :]
+    tl.store(out_ptr + out_at, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def rows_attention(
@@ -244,7 +256,7 @@ def rows_attention(
     out = torch.empty((num_rows, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if splits is None:
         splits = most_splits(num_rows, num_kv_heads, qkv.device)
-    part, lse = (out, out) if splits == 1 else new_parts(out, splits)
+    part, lse = (out, out) if splits == 1 else new_parts(out, _MOST_SPLITS)
     norm = q_norm is not None and k_norm is not None
     is_float32 = qkv.dtype == torch.float32
     pdl = can_launch_dependents(qkv.device)
@@ -269,9 +281,10 @@ def rows_attention(
         block_tables.stride(0),
         HKV=num_kv_heads,
         GROUP=group,
+        GROUP_BLOCK=next_power_of_2(group),
         D=head_dim,
         PAGE=kv_cache.shape[2],
-        SPLITS=splits,
+        SPLITS=_MOST_SPLITS,
         BLOCK_H=max(16, next_power_of_2(group)),
         BLOCK_D=next_power_of_2(head_dim),
         FIRST_N=first,

@@ -184,6 +184,11 @@ class Decoder(nn.Module):
         return self.head.local(hidden)
 
     @property
+    def num_layer_weights(self) -> int:
+        """Numbers in this rank's layers."""
+        return sum(parameter.numel() for parameter in self.layers.parameters())
+
+    @property
     def local_vocab(self) -> Shard:
         """The part of the vocabulary that this rank's head holds."""
         return self.head.table.rows

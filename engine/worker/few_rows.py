@@ -15,15 +15,19 @@ from torch.nn import functional
 
 from engine.attention.base import AttentionMetadata
 from engine.kernels.norm import fused_rms_norm
+from engine.kernels.qkv_rope import qk_norm_rope_store
 from engine.kernels.rows_attention import rows_attention
 from engine.kernels.rows_dot import rows_dot
 from engine.kernels.rows_linear import can_launch_dependents, rows_linear
 from engine.layers.linear import ColumnParallelLinear, RowParallelLinear
 from engine.layers.mlp import SwiGLU
 from engine.layers.norm import RMSNorm
+from engine.layers.self_attention import SelfAttention
 from engine.models.decoder import Decoder, DecoderLayer
 
 MOST_ROWS = 16
+# Beyond, long contexts are walked faster by the kernel of large batches.
+_MOST_ROWS_IN_ONE = 8
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -74,23 +78,37 @@ class FewRows:
         attention, mlp = layer.attention, layer.mlp
         assert isinstance(mlp, SwiGLU)
         qkv = _normed(x, layer.input_norm, attention.qkv)
-        attended = rows_attention(
+        attended = self._attend(attention, qkv, positions, cos_sin, kv_cache, meta)
+        x = _product(attended, attention.out.weight, attention.out.bias, residual=x)
+        gated = _normed(x, layer.post_norm, mlp.gate_up, gated=True)
+        return _product(gated, mlp.down.weight, mlp.down.bias, residual=x)
+
+    def _attend(
+        self,
+        attention: SelfAttention,
+        qkv: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        kv_cache: Tensor,
+        meta: AttentionMetadata,
+    ) -> Tensor:
+        """The attended heads [R, Hq D]; this step's keys and values go to the cache."""
+        num_rows = qkv.shape[0]
+        heads = (attention.q_norm, attention.k_norm, attention.shape.eps, cos_sin, positions)
+        if num_rows > _MOST_ROWS_IN_ONE:
+            q = qk_norm_rope_store(qkv, *heads, kv_cache, meta.slot_mapping)
+            out = attention.backend.forward(q, None, None, kv_cache, meta, attention.scale)
+            return out.view(num_rows, -1)
+        return rows_attention(
             qkv,
-            attention.q_norm,
-            attention.k_norm,
-            attention.shape.eps,
-            cos_sin,
-            positions,
+            *heads,
             kv_cache,
             meta.slot_mapping,
             meta.decode_block_tables,
             meta.decode_context_lens,
             attention.scale,
             self._arrived,
-        ).view(x.shape[0], -1)
-        x = _product(attended, attention.out.weight, attention.out.bias, residual=x)
-        gated = _normed(x, layer.post_norm, mlp.gate_up, gated=True)
-        return _product(gated, mlp.down.weight, mlp.down.bias, residual=x)
+        ).view(num_rows, -1)
 
 
 def _normed(x: Tensor, norm: RMSNorm, linear: ColumnParallelLinear, gated: bool = False) -> Tensor:

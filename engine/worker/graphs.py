@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _SMALL_SIZES = (1, 2, 4)
 _FINE_STEP, _FINE_LIMIT = 8, 256
 _COARSE_STEP = 16
-# Launching a step from the host takes about 10 ms. Beyond these sizes the device needs longer.
+# What an H200 computes (at 600 TFLOP/s) in the 12 ms that the host takes to launch a step.
+_LAUNCH_FLOP = 7_200 * 10**9
 _PROMPT_SIZES = (
     *(16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896),
     *(1024, 1280, 1536, 1792, 2048),
@@ -37,9 +38,14 @@ def graph_batch_sizes(largest: int) -> tuple[int, ...]:
     return (*[size for size in sizes if size < largest], largest)  # BUG-C08
 
 
-def prompt_graph_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
-    """Numbers of rows of captured steps with chunks; the largest holds every step up to it."""
-    largest = min(max_num_batched_tokens, _PROMPT_SIZES[-1])
+def prompt_graph_sizes(max_num_batched_tokens: int, num_weights: int) -> tuple[int, ...]:
+    """Numbers of rows of captured steps with chunks; the largest holds every step up to it.
+
+    `num_weights` are those of the layers: they say from where on the device needs longer than the
+    host, so that a graph would only add its padding.
+    """
+    worth_it = max(_PROMPT_SIZES[0], _LAUNCH_FLOP // (2 * num_weights))
+    largest = min(max_num_batched_tokens, max(s for s in _PROMPT_SIZES if s <= worth_it))
     return (*[size for size in _PROMPT_SIZES if size < largest], largest)
 
 

@@ -128,7 +128,7 @@ def make_prompt_steps(
     from engine.kernels.ragged import ragged_sizes
 
     config, device = loaded.config, state.device
-    sizes = prompt_graph_sizes(options.max_num_batched_tokens)
+    sizes = prompt_graph_sizes(options.max_num_batched_tokens, loaded.model.num_layer_weights)
     heads = (config.num_heads, config.num_kv_heads, config.head_dim)
     cut = ragged_sizes(*heads, loaded.dtype, device)
     shape = (sizes[-1], config.num_heads, config.head_dim)

@@ -235,7 +235,8 @@ def _profile(
     if not options.enforce_eager:
         num_graphs = _GRAPHS_PER_SIZE * len(graph_batch_sizes(max_rows))
         if can_pad_prompts(loaded.backend_name, group.size):
-            sizes = prompt_graph_sizes(options.max_num_batched_tokens)
+            weights = loaded.model.num_layer_weights
+            sizes = prompt_graph_sizes(options.max_num_batched_tokens, weights)
             num_graphs += len(sizes)
             share = sizes[-1] / options.max_num_batched_tokens
             prompt_peak = int(prefill_peak * share) + _PADDED_STEP_BYTES
@@ -267,9 +268,10 @@ def _peak_of(device: torch.device, work: Callable[[], None]) -> int:
 
 @torch.inference_mode()
 def warm_up_prefill(options: EngineOptions, loaded: LoadedModel) -> None:
-    """The largest prefill step: the whole budget in as few prompts as possible.
+    """The largest prefill step: the whole budget in as few prompts as possible, and a decode.
 
-    There is no KV cache yet: nothing is written (slot -1) and every table points to one block.
+    There is no KV cache yet: nothing is written (slot -1) and every table points to one block. The
+    decode is there so that no kernel of such a step is compiled while serving.
     """
     device = loaded.device
     budget = options.max_num_batched_tokens
@@ -279,11 +281,11 @@ def warm_up_prefill(options: EngineOptions, loaded: LoadedModel) -> None:
     width = table_width(longest, options.block_size)
     bounds = torch.arange(0, total + 1, longest, dtype=torch.int32, device=device)
     meta = AttentionMetadata(
-        slot_mapping=torch.full((total,), -1, dtype=torch.int64, device=device),
-        num_decodes=0,
-        decode_block_tables=torch.zeros(0, width, dtype=torch.int32, device=device),
-        decode_context_lens=torch.zeros(0, dtype=torch.int32, device=device),
-        max_decode_context=0,
+        slot_mapping=torch.full((total + 1,), -1, dtype=torch.int64, device=device),
+        num_decodes=1,
+        decode_block_tables=torch.zeros(1, width, dtype=torch.int32, device=device),
+        decode_context_lens=torch.ones(1, dtype=torch.int32, device=device),
+        max_decode_context=longest,
         cu_seqlens_q=bounds,
         chunk_block_tables=torch.zeros(len(lengths), width, dtype=torch.int32, device=device),
         chunk_context_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
@@ -291,7 +293,8 @@ def warm_up_prefill(options: EngineOptions, loaded: LoadedModel) -> None:
         max_seqlen_k=longest,
     )
     positions = torch.arange(longest, dtype=torch.int64, device=device).repeat(len(lengths))
-    ids = torch.zeros(total, dtype=torch.int64, device=device)
+    positions = torch.cat([positions[:1], positions])
+    ids = torch.zeros(total + 1, dtype=torch.int64, device=device)
     loaded.model(ids, positions, _one_block_caches(loaded), meta)
 
 

@@ -7,7 +7,12 @@ import random
 import pytest
 
 from engine.core.errors import ConfigError
-from engine.worker.graphs import bucket_for, graph_batch_sizes, reserved_graph_bytes
+from engine.worker.graphs import (
+    bucket_for,
+    graph_batch_sizes,
+    prompt_graph_sizes,
+    reserved_graph_bytes,
+)
 from engine.worker.kv_cache import (
     KvShape,
     MemoryProfile,
@@ -38,6 +43,17 @@ def test_padding_of_a_large_decode_batch_is_small():
     sizes = graph_batch_sizes(256)
     assert bucket_for(241, sizes) == 248
     assert max(bucket_for(batch, sizes) - batch for batch in range(8, 257)) == 7
+
+
+def test_padded_steps_end_where_the_device_needs_longer_than_the_host():
+    small, large, huge = (prompt_graph_sizes(8192, n) for n in (440_000_000, 7 * 10**9, 10**12))
+    assert small[-1] == 2048
+    assert large[-1] == 512
+    assert huge == (16,)
+    for tokens in (1, 16, 100, 512, 600, 5000):
+        sizes = prompt_graph_sizes(tokens, 440_000_000)
+        assert list(sizes) == sorted(set(sizes))
+        assert sizes[-1] == min(tokens, 2048)
 
 
 def test_block_bytes_are_those_of_the_known_model():  # 28 MiB for Qwen3-0.6B
