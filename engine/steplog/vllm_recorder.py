@@ -68,97 +68,102 @@ def check_version(installed: str) -> None:
 @cache
 def recording(base: type[Any]) -> type[Any]:
     """`base`, a scheduler of vLLM, with a record of its calls."""
+    return type(f"Recording{base.__name__}", (Recorder, base), {})
 
-    class Recording(base):  # type: ignore[misc]
-        """Calls the scheduler and notes what can be seen from outside."""
 
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            path = os.environ.get("LOCKSTEP_RECORD") or f"vllm-record-{os.getpid()}.jsonl"
-            self._record = RunLogWriter(path, _config_of(self))
-            self._recorded: dict[str, Any] = {}  # live requests by id
-            self._has_seat: set[str] = set()
-            self._steps: dict[int, int] = {}  # of scheduled outputs that are not applied yet
+class Recorder:
+    """Goes before a scheduler of vLLM: calls it, and notes what can be seen from outside."""
 
-        def add_request(self, request: Any) -> None:
-            """Notes the request; its prompt is known by the hashes of its blocks."""
-            super().add_request(request)
-            self._recorded[request.request_id] = request
-            self._record.added(
-                request.request_id,
-                request.num_prompt_tokens,
-                request.max_tokens,
-                request.arrival_time,
-                list(getattr(request, "block_hashes", ())),
-                getattr(request, "priority", 0),
-            )
+    # Of the scheduler.
+    running: Any
+    requests: Any
+    finished_req_ids: Any
+    kv_cache_manager: Any
 
-        def schedule(self, *args: Any, **kwargs: Any) -> Any:
-            """Notes a step that computes or preempts something; others change nothing."""
-            start_ns = time.monotonic_ns()
-            output = super().schedule(*args, **kwargs)
-            end_ns = time.monotonic_ns()
-            if output.num_scheduled_tokens or output.preempted_req_ids:
-                self._note_step(start_ns, end_ns, output)
-            return output
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        path = os.environ.get("LOCKSTEP_RECORD") or f"vllm-record-{os.getpid()}.jsonl"
+        self._record = RunLogWriter(path, _config_of(self))
+        self._recorded: dict[str, Any] = {}  # live requests by id
+        self._has_seat: set[str] = set()
+        self._steps: dict[int, int] = {}  # of scheduled outputs that are not applied yet
 
-        def _note_step(self, start_ns: int, end_ns: int, output: Any) -> None:
-            entries = output.num_scheduled_tokens
-            preempted = list(output.preempted_req_ids or ())
-            self._has_seat.difference_update(preempted)
-            # Who had no seat before was admitted, and what it did not compute it hit.
-            admitted = {
-                name: self._recorded[name].num_computed_tokens - count
-                for name, count in entries.items()
-                if name not in self._has_seat
-            }
-            self._has_seat.update(admitted)
-            self._steps[id(output)] = self._record.scheduled(
-                start_ns,
-                end_ns,
-                entries,
-                admitted,
-                preempted,
-                (len(self.running), _num_waiting(self)),
-                self.kv_cache_manager.block_pool.get_num_free_blocks(),
-            )
+    def add_request(self, request: Any) -> None:
+        """Notes the request; its prompt is known by the hashes of its blocks."""
+        super().add_request(request)  # type: ignore[misc]
+        self._recorded[request.request_id] = request
+        self._record.added(
+            request.request_id,
+            request.num_prompt_tokens,
+            request.max_tokens,
+            request.arrival_time,
+            list(getattr(request, "block_hashes", ())),
+            getattr(request, "priority", 0),
+        )
 
-        def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            """Notes when a result was booked, and who ended by it."""
-            before = set(self.finished_req_ids)
-            start_ns = time.monotonic_ns()
-            outputs = super().update_from_output(scheduler_output, *args, **kwargs)
-            end_ns = time.monotonic_ns()
-            step = self._steps.pop(id(scheduler_output), None)
-            ended = [self._ended(name) for name in self.finished_req_ids - before]
-            if step is not None:
-                self._record.updated(step, start_ns, end_ns, ended)
-            return outputs
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Notes a step that computes or preempts something; others change nothing."""
+        start_ns = time.monotonic_ns()
+        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        end_ns = time.monotonic_ns()
+        if output.num_scheduled_tokens or output.preempted_req_ids:
+            self._note_step(start_ns, end_ns, output)
+        return output
 
-        def _ended(self, name: str) -> tuple[str, str, int, list[Any]]:
-            request = self._recorded.pop(name)
-            self._has_seat.discard(name)
-            reason = "stop" if request.status.name == "FINISHED_STOPPED" else "length"
-            hashes = list(getattr(request, "block_hashes", ()))
-            return name, reason, request.num_output_tokens, hashes
+    def _note_step(self, start_ns: int, end_ns: int, output: Any) -> None:
+        entries = output.num_scheduled_tokens
+        preempted = list(output.preempted_req_ids or ())
+        self._has_seat.difference_update(preempted)
+        # Who had no seat before was admitted, and what it did not compute it hit.
+        admitted = {
+            name: self._recorded[name].num_computed_tokens - count
+            for name, count in entries.items()
+            if name not in self._has_seat
+        }
+        self._has_seat.update(admitted)
+        self._steps[id(output)] = self._record.scheduled(
+            start_ns,
+            end_ns,
+            entries,
+            admitted,
+            preempted,
+            (len(self.running), _num_waiting(self)),
+            self.kv_cache_manager.block_pool.get_num_free_blocks(),
+        )
 
-        def finish_requests(self, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
-            """Notes requests that their clients gave up."""
-            names = [request_ids] if isinstance(request_ids, str) else request_ids
-            asked = list(self._recorded if names is None else names)
-            result = super().finish_requests(request_ids, *args, **kwargs)
-            gone = [name for name in asked if name in self._recorded and name not in self.requests]
-            if gone:
-                self._record.aborted([self._ended(name) for name in gone])
-            return result
+    def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """Notes when a result was booked, and who ended by it."""
+        before = set(self.finished_req_ids)
+        start_ns = time.monotonic_ns()
+        outputs = super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+        end_ns = time.monotonic_ns()
+        step = self._steps.pop(id(scheduler_output), None)
+        ended = [self._ended(name) for name in self.finished_req_ids - before]
+        if step is not None:
+            self._record.updated(step, start_ns, end_ns, ended)
+        return outputs
 
-        def shutdown(self) -> None:
-            """Completes the file."""
-            self._record.close()
-            super().shutdown()
+    def _ended(self, name: str) -> tuple[str, str, int, list[Any]]:
+        request = self._recorded.pop(name)
+        self._has_seat.discard(name)
+        reason = "stop" if request.status.name == "FINISHED_STOPPED" else "length"
+        hashes = list(getattr(request, "block_hashes", ()))
+        return name, reason, request.num_output_tokens, hashes
 
-    Recording.__name__ = Recording.__qualname__ = f"Recording{base.__name__}"
-    return Recording
+    def finish_requests(self, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        """Notes requests that their clients gave up."""
+        names = [request_ids] if isinstance(request_ids, str) else request_ids
+        asked = list(self._recorded if names is None else names)
+        result = super().finish_requests(request_ids, *args, **kwargs)  # type: ignore[misc]
+        gone = [name for name in asked if name in self._recorded and name not in self.requests]
+        if gone:
+            self._record.aborted([self._ended(name) for name in gone])
+        return result
+
+    def shutdown(self) -> None:
+        """Completes the file."""
+        self._record.close()
+        super().shutdown()  # type: ignore[misc]
 
 
 def _num_waiting(scheduler: Any) -> int:
