@@ -16,7 +16,10 @@ from engine.models.config import resolve_model_config
 from engine.models.presets import PRESETS
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from engine.layers.weights import WeightSlice
 
 SHARD_BYTES = 2 << 30
 
@@ -52,6 +55,7 @@ def write_random_model(
     """Write config and random weights to the new folder `out`, never holding more than one shard.
 
     Matrices are normal with deviation `std`, norms ones, biases zero; equal seeds give equal files.
+    A `quantization_config` in `raw` is followed.
     """
     import torch
 
@@ -64,7 +68,8 @@ def write_random_model(
     config = resolve_model_config(raw, ())
     # On the meta device the model takes no memory, yet names every tensor and its shape.
     model = build_model(config, TpGroup(), TorchAttention(), torch.float32, "meta", max_position=1)
-    shapes = {item.name: item.full_shape for item in model.weight_slices()}
+    slices = {item.name: item for item in model.weight_slices()}
+    shapes = {name: item.full_shape for name, item in slices.items()}
     torch_dtype = getattr(torch, dtype)
     with whole_folder(out) as scratch:
         write_json(scratch / "config.json", {**raw, "dtype": dtype, "torch_dtype": dtype})
@@ -72,9 +77,7 @@ def write_random_model(
         weight_map: dict[str, str] = {}
         for i, names in enumerate(shards):
             file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
-            tensors = {
-                name: _random(name, shapes[name], seed, std).to(torch_dtype) for name in names
-            }
+            tensors = {name: _random(slices[name], seed, std, torch_dtype) for name in names}
             save_tensors(tensors, scratch / file)
             weight_map.update(dict.fromkeys(names, file))
         write_json(scratch / INDEX_NAME, {"metadata": {}, "weight_map": weight_map})
@@ -95,18 +98,26 @@ def _split(
     yield names
 
 
-def _random(name: str, shape: tuple[int, ...], seed: int, std: float) -> Tensor:
+def _random(item: WeightSlice, seed: int, std: float, dtype: torch.dtype) -> Tensor:
     import torch
 
-    from engine.models.loader import tensor_seed, weight_kind
+    from engine.layers.fp8 import FP8, FP8_MAX
+    from engine.layers.weights import Fp8Slice
+    from engine.models.loader import DUMMY_FP8_STD, tensor_seed, weight_kind
 
+    name, shape = item.name, item.full_shape
+    if item.is_scale:
+        return torch.full(shape, std / DUMMY_FP8_STD)
     kind = weight_kind(name)
     if kind == "norm":
-        return torch.ones(shape)
+        return torch.ones(shape, dtype=dtype)
     if kind == "bias":
-        return torch.zeros(shape)
+        return torch.zeros(shape, dtype=dtype)
     generator = torch.Generator().manual_seed(tensor_seed(seed, name))
-    return torch.empty(shape).normal_(0.0, std, generator=generator)
+    if isinstance(item, Fp8Slice):
+        values = torch.empty(shape).normal_(0.0, DUMMY_FP8_STD, generator=generator)
+        return values.clamp_(-FP8_MAX, FP8_MAX).to(FP8)
+    return torch.empty(shape).normal_(0.0, std, generator=generator).to(dtype)
 
 
 def _override(text: str) -> tuple[str, Any]:

@@ -20,6 +20,8 @@ from engine.kernels.sizes import cdiv, next_power_of_2
 LIBRARY_ROWS = 96
 # Up to here the matrix is brought into the second-level cache before the rows are there.
 _FEW_ROWS = 16
+# The block and the numbers of rows for which the library was seen to multiply with blocks.
+_LIBRARY_BLOCK, _ROW_STEP = (128, 128), 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,44 @@ def library_product(
     )
 
 
+def library_block_product(
+    a: Tensor, a_scale: Tensor, w: Tensor, w_scale: Tensor, out: Tensor
+) -> None:
+    """The same into `out`, with scales per 128 columns of a row and per block of 128 x 128."""
+    # The library wants the rows' scales side by side for each group of columns.
+    columns = a_scale.t().contiguous().t()
+    torch._scaled_mm(a, w.t(), scale_a=columns, scale_b=w_scale.t(), out_dtype=out.dtype, out=out)
+
+
+@cache
+def has_library_blocks(device: torch.device) -> bool:
+    """Whether this torch multiplies with a scale per block; found out by trying once."""
+    if device.type != "cuda":
+        return False
+    a = torch.zeros(_ROW_STEP, 128, dtype=torch.float8_e4m3fn, device=device)
+    w = torch.zeros(128, 128, dtype=torch.float8_e4m3fn, device=device)
+    scales = (torch.ones(n, 1, device=device) for n in (_ROW_STEP, 1))
+    out = torch.empty(_ROW_STEP, 128, dtype=torch.bfloat16, device=device)
+    try:
+        library_block_product(a, next(scales), w, next(scales), out)
+    except (RuntimeError, ValueError):
+        return False
+    return True
+
+
+def _block_product(
+    a: Tensor, a_scale: Tensor, w: Tensor, w_scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Whole steps of rows by the library, the few that are left by the project's own kernel."""
+    whole = a.shape[0] // _ROW_STEP * _ROW_STEP
+    out = torch.empty((a.shape[0], w.shape[0]), dtype=dtype, device=a.device)
+    library_block_product(a[:whole], a_scale[:whole], w, w_scale, out[:whole])
+    if whole < a.shape[0]:
+        rest = triton_product(a[whole:], a_scale[whole:], w, w_scale, _LIBRARY_BLOCK, dtype)
+        out[whole:].copy_(rest)
+    return out
+
+
 def fp8_product(
     a: Tensor,
     a_scale: Tensor,
@@ -178,6 +218,9 @@ def fp8_product(
 
     Without `block` the scales are [M, 1] and [N]; with it [M, K / block[1]] and one per block.
     """
+    is_many = a.shape[0] > _FEW_ROWS and dtype == torch.bfloat16
+    if block == _LIBRARY_BLOCK and is_many and has_library_blocks(a.device):
+        return _block_product(a, a_scale, w, w_scale, dtype)
     suits_library = block is None and dtype == torch.bfloat16 and a.is_cuda
     if suits_library and a.shape[0] >= LIBRARY_ROWS and a.shape[1] % 16 == w.shape[0] % 16 == 0:
         return library_product(a, a_scale, w, w_scale, dtype)

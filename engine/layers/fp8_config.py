@@ -30,6 +30,7 @@ class Fp8Config:
     scale_name: str = "weight_scale"
     has_tensor_scales: bool = False
     has_input_scales: bool = False
+    has_fp8_kv: bool = False  # the checkpoint is made for a KV cache of 8-bit floats
     kept: tuple[str, ...] = ()  # modules that stay in 16 bits: names, prefixes or re: patterns
 
     @property
@@ -139,8 +140,20 @@ def _compressed_tensors(raw: Mapping[str, Any]) -> Fp8Config:
         block=_block(weights.get("block_structure")) if strategy == "block" else None,
         has_tensor_scales=strategy == "tensor",
         has_input_scales=not activations.get("dynamic", False),
+        has_fp8_kv=_asks_for_fp8_kv(raw.get("kv_cache_scheme")),
         kept=tuple(raw.get("ignore") or ()),
     )
+
+
+def _asks_for_fp8_kv(scheme: Mapping[str, Any] | None) -> bool:
+    if not scheme:
+        return False
+    if scheme.get("type") != "float" or scheme.get("num_bits") != 8:
+        kind, bits = scheme.get("type"), scheme.get("num_bits")
+        raise UnsupportedModel(
+            f"quantization_config: kv_cache_scheme of type {kind!r} and {bits} bits is unsupported"
+        )
+    return True
 
 
 def _block(size: object) -> tuple[int, int]:

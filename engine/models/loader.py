@@ -27,7 +27,7 @@ _ROWS_COMPARED = 8192
 _NAMES_SHOWN = 5
 # Integers, in the words of torch.
 _NAMES = {"BOOL": "bool", "U8": "uint8", **{f"I{n}": f"int{n}" for n in (8, 16, 32, 64)}}
-_DUMMY_FP8_STD = 64.0  # of what 8-bit matrices hold, before their scale
+DUMMY_FP8_STD = 64.0  # of what 8-bit matrices hold, before their scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,10 @@ def init_dummy_weights(model: HasWeights, seed: int = 0, std: float = 0.02) -> N
         if item.target.numel() == 0:
             continue
         if item.is_scale:
-            item.target.fill_(std / _DUMMY_FP8_STD)
+            item.target.fill_(std / DUMMY_FP8_STD)
         elif item.target.dtype == FP8:
             stored = isinstance(item, Fp8Slice)
-            item.put(_dummy_matrix(item, seed, _DUMMY_FP8_STD if stored else std))
+            item.put(_dummy_matrix(item, seed, DUMMY_FP8_STD if stored else std))
         elif kind == "norm":
             item.target.fill_(1.0)
         elif kind == "bias":

@@ -87,7 +87,7 @@ def load_model(options: EngineOptions, group: TpGroup, device: torch.device) -> 
     if options.max_model_len is not None and options.max_model_len > limit:
         raise ConfigError("max_model_len", options.max_model_len, config.length_limit)
     dtype = resolve_dtype(options.dtype, config)
-    kv_dtype = dtype if options.kv_cache_dtype == "auto" else FP8
+    kv_dtype = FP8 if _has_fp8_kv(options, config) else dtype
     backend = select_backend(
         options.attention_backend, config.head_dim, options.block_size, dtype, device, kv_dtype
     )
@@ -118,6 +118,12 @@ def load_model(options: EngineOptions, group: TpGroup, device: torch.device) -> 
     )
 
 
+def _has_fp8_kv(options: EngineOptions, config: ModelConfig) -> bool:
+    if options.kv_cache_dtype != "auto":
+        return True
+    return config.fp8 is not None and config.fp8.has_fp8_kv
+
+
 def _build_and_fill(
     options: EngineOptions,
     config: ModelConfig,
@@ -144,7 +150,7 @@ def _build_and_fill(
     kv_scales = load_kv_scales(options.model, config.num_layers)
     model = build(device)
     load_weights(model, options.model)
-    if options.kv_cache_dtype != "auto":
+    if _has_fp8_kv(options, config):
         model.set_kv_scales(kv_scales)
     return model
 

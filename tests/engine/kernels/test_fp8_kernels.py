@@ -4,6 +4,7 @@ import pytest
 import torch
 from kernel_testing import KERNEL_DEVICE as DEVICE
 
+from engine.kernels import fp8_product
 from engine.kernels.fp8_product import triton_product
 from engine.kernels.fp8_quantise import (
     fused_norm_quantise,
@@ -109,3 +110,26 @@ def test_grouped_products_equal_those_of_the_dequantised_numbers(block):
     difference = (out - expected).abs()
     assert float(difference.max()) <= 2**-4 * float(expected.abs().max())
     assert float(difference.median()) <= 1e-5 * float(expected.abs().max())
+
+
+def test_rows_beyond_whole_steps_are_not_left_to_the_library(monkeypatch):
+    """The library was seen to take multiples of 16 rows; others are cut."""
+    torch.manual_seed(4)
+    seen = []
+
+    def library(a, a_scale, w, w_scale, out):
+        seen.append(a.shape[0])
+        x = QuantisedRows(a, a_scale, out.dtype)
+        out.copy_(Fp8Matrix(w, w_scale, (128, 128), fused=False).product(x))
+
+    monkeypatch.setattr(fp8_product, "has_library_blocks", lambda device: True)
+    monkeypatch.setattr(fp8_product, "library_block_product", library)
+    weight, scale = matrix((128, 256), (128, 128))
+    matrix_of = Fp8Matrix(weight, scale, (128, 128), fused=False)
+    for rows, whole in ((16, None), (32, 32), (37, 32)):
+        x = quantise_rows(torch.randn(rows, 256, device=DEVICE), 128)
+        args = (x.values, x.scale, weight, scale, (128, 128), torch.bfloat16)
+        out = fp8_product.fp8_product(*args)
+        expected = matrix_of.product(QuantisedRows(x.values, x.scale, torch.bfloat16))
+        torch.testing.assert_close(out.float(), expected.float(), rtol=2e-2, atol=2e-2)
+        assert (seen.pop() if seen else None) == whole

@@ -7,6 +7,7 @@ import torch
 from model_testing import hf_model, load, saved
 from safetensors.torch import load_file, save_file
 
+from engine.commands.model_random import write_random_model
 from engine.core.errors import ConfigError
 from engine.distributed.group import TpGroup
 from engine.errors import UnsupportedModel, WeightError
@@ -216,3 +217,27 @@ def test_an_8_bit_cache_holds_twice_the_blocks(tmp_path):
             blocks[dtype] = llm._executor.info.num_blocks
     assert blocks["fp8"] == 2 * blocks["auto"]
     assert load_model_config(folder).fp8 is None
+
+
+def test_random_checkpoints_follow_a_quantization_config(tmp_path, form):
+    raw = {**PRESETS["tiny-qwen3"], "quantization_config": quantization_config(form, (16, 16))}
+    write_random_model(tmp_path / "m", raw)
+    model = load(tmp_path / "m", dtype=torch.bfloat16)
+    assert model.layers[0].mlp.down.weight.dtype == torch.float8_e4m3fn
+    assert 0.01 < float(model.layers[0].mlp.down.matrix.plain().std()) < 0.03
+
+
+def test_a_checkpoint_may_ask_for_an_8_bit_cache(tmp_path):
+    plain = saved(hf_model("Qwen3"), tmp_path / "plain")
+    folder = quantised_checkpoint(plain, tmp_path / "fp8", "channel")
+    scheme = {"num_bits": 8, "type": "float"}
+    reconfigure(folder, lambda c: c["quantization_config"].update(kv_cache_scheme=scheme))
+    bytes_of_a_block = {}
+    for case in (plain, folder):
+        with LLM(str(case), device="cpu", dtype="bfloat16", max_model_len=64) as llm:
+            bytes_of_a_block[case] = llm._executor.info.memory_bytes["kv_block_bytes"]
+    assert bytes_of_a_block[folder] * 2 == bytes_of_a_block[plain]
+    scheme["type"] = "int"
+    reconfigure(folder, lambda c: c["quantization_config"].update(kv_cache_scheme=scheme))
+    with pytest.raises(UnsupportedModel, match="kv_cache_scheme"):
+        load_model_config(folder)
