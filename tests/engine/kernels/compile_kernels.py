@@ -182,29 +182,27 @@ def compile_rows():
 
 
 def compile_mixtures(dtype):
-    """Decode and prefill of Qwen3-30B-A3B's experts, and a mixture of few, wide ones."""
-    from engine.kernels.moe_products import block_m_for, grouped_product
+    """Experts of Qwen3-30B-A3B in every tiling, and sizes that no tile divides."""
+    from engine.kernels import dependents
+    from engine.kernels.moe_products import grouped_product
     from engine.kernels.moe_route import fused_top_k, order_by_expert, sum_shares
 
-    for tokens, experts, top_k, hidden, width in ((256, 128, 8, 2048, 768), (8192, 8, 2, 4096, 96)):
-        fused_top_k(meta(tokens, experts, dtype=torch.float32), top_k, True)
+    dependents.can_launch_dependents = lambda device: True
+    fp8, floats = torch.float8_e4m3fn, torch.float32
+    for tokens, experts, top_k, hidden, width in ((256, 128, 8, 2048, 768), (512, 6, 2, 4096, 96)):
+        fused_top_k(meta(tokens, experts, dtype=floats), top_k, True)
         chosen = meta(tokens, top_k, dtype=torch.int32)
-        weights = meta(tokens, top_k, dtype=torch.float32)
-        for block_m in (16, 32, 64, 128, block_m_for(chosen.numel(), experts)):
+        weights = meta(tokens, top_k, dtype=floats)
+        x, scale = meta(tokens, hidden, dtype=dtype), meta(tokens, hidden // 32, dtype=floats)
+        for block_m in (16, 32, 64, 128) if width == 768 else (32,):
             order = order_by_expert(chosen, 0, experts, block_m)
-            x = meta(tokens, hidden, dtype=dtype)
-            gate_up = meta(experts, 2 * width, hidden, dtype=dtype)
-            rows = grouped_product(x, gate_up, order, top_k, None, dtype)
-            down = meta(experts, hidden, width, dtype=dtype)
-            shares = grouped_product(rows, down, order, top_k, weights, dtype)
-        sum_shares(shares, chosen, 0, experts)
-        fp8, floats = torch.float8_e4m3fn, torch.float32
-        for block_m in (16, 32, 64, 128):
-            order = order_by_expert(chosen, 0, experts, block_m)
-            a, scale = meta(tokens, hidden, dtype=fp8), meta(tokens, hidden // 32, dtype=floats)
-            gate_up = meta(experts, 2 * width, hidden, dtype=fp8)
+            gate_up, down = (experts, 2 * width, hidden), (experts, hidden, width)
+            rows = grouped_product(x, meta(*gate_up, dtype=dtype), order, top_k, None, dtype)
+            shares = grouped_product(rows, meta(*down, dtype=dtype), order, top_k, weights, dtype)
+            a, wide = meta(tokens, hidden, dtype=fp8), meta(*gate_up, dtype=fp8)
             for block in (None, (32, 32)):
-                grouped_product(a, gate_up, order, top_k, None, dtype, scale, scale, block)
+                grouped_product(a, wide, order, top_k, None, dtype, scale, scale, block)
+        sum_shares(shares, chosen, 0, experts)
 
 
 if __name__ == "__main__":
