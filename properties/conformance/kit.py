@@ -26,11 +26,10 @@ from properties.search.workloads import Workload
 
 # Laws that speak of calls or states which adapters do not have.
 NOT_JUDGED = frozenset({"B3", "B9", "B10", "C2", "K2", "K3", "S11", "E2", "E3"})
+# Laws of a policy that adapters cannot name, and of steps in flight as our own kernel has them.
+NOT_JUDGED |= {"S13", "S14", "A1", "A2", "A3", "A4"}
 # One step ahead other systems may key, free and choose victims a step later than vLLM does.
-SUSPENDED_IF_ASYNC = TIGHTNESS | {"K9", "B11", "S10", "L2", "A1", "A2", "A3", "A4"}
-# Laws of a policy that adapters cannot name, and of steps that only asynchronous ones have.
-OF_PRIORITY = frozenset({"S13", "S14"})
-OF_ASYNC = frozenset({"A1", "A2", "A3", "A4"})
+SUSPENDED_IF_ASYNC = TIGHTNESS | {"K9", "B11", "S10", "L2"}
 # Laws that say nothing where no prefix is ever shared.
 OF_THE_CACHE = frozenset({f"K{number}" for number in range(1, 12)} | {"T1", "B11"})
 
@@ -126,9 +125,7 @@ def _suspended(adapter: Any, report: Report) -> set[str]:  # noqa: ANN401
     if unknown:
         raise AdapterProblem("opt_out", f"unknown laws {', '.join(sorted(map(str, unknown)))}")
     adapter_workload(0, adapter)
-    suspended = opt_out | NOT_JUDGED | OF_PRIORITY
-    if not getattr(adapter, "asynchronous", False):
-        suspended |= OF_ASYNC
+    suspended = opt_out | NOT_JUDGED
     for call, laws in OPTIONAL.items():
         if not hasattr(adapter, call):
             suspended |= laws
