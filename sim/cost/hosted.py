@@ -32,6 +32,15 @@ class DeviceCost(Protocol):
         """Name and parameters."""
 
 
+class RunDeviceCost(DeviceCost, Protocol):
+    """One that times stretches of decode steps too."""
+
+    def decode_run_ns(
+        self, num_rows: int, context_sum: int, steps: int, kv_shared_tokens: int = 0
+    ) -> list[int]:
+        """Durations of consecutive pure decode steps."""
+
+
 def host_terms(profile: PipelineProfile, num_layers: int) -> HostTerms:
     """The host of a profile's engine under a model of another depth."""
     share = num_layers / int(profile.target.model["num_layers"])
@@ -61,12 +70,16 @@ class HostedCost:
 
 
 class SerialCost:
-    """Host and device one after the other, for engines without asynchronous scheduling."""
+    """Host and device one after the other, for engines without asynchronous scheduling.
 
-    def __init__(self, device: DeviceCost, profile: PipelineProfile, num_layers: int) -> None:
+    The device's model must time stretches of decode steps.
+    """
+
+    def __init__(self, device: RunDeviceCost, profile: PipelineProfile, num_layers: int) -> None:
         self._device, self._profile = device, profile
         self.name, self.trust = device.name, device.trust
-        self._host = Host(replace(host_terms(profile, num_layers), launch_spread=0.0))
+        terms = host_terms(profile, num_layers)
+        self._host = Host(replace(terms, launch_spread=0.0, steady_share=1.0))
 
     def step_time_ns(self, features: StepFeatures) -> int:
         """Deciding, launching and the device, and booking."""
@@ -74,8 +87,21 @@ class SerialCost:
         launched_ns = host.prepare_ns(features) + device_ns
         if features.chunks:
             launched_ns = max(launched_ns, host.launch_ns(features, 0))
-        around_ns = host.schedule_ns(features, 0) + host.update_ns(features, 0) + host.between_ns
-        return around_ns + launched_ns
+        return self._around_ns(features) + launched_ns
+
+    def decode_run_ns(
+        self, num_rows: int, context_sum: int, steps: int, kv_shared_tokens: int = 0
+    ) -> list[int]:
+        """Durations of consecutive pure decode steps."""
+        features = StepFeatures(num_rows, context_sum, (), num_rows)
+        around_ns = self._around_ns(features) + self._host.prepare_ns(features)
+        times = self._device.decode_run_ns(num_rows, context_sum, steps, kv_shared_tokens)
+        return [time_ns + around_ns for time_ns in times]
+
+    def _around_ns(self, features: StepFeatures) -> int:
+        """Deciding and booking; who comes and goes is a small part of it and is left out."""
+        host = self._host
+        return host.schedule_ns(features, 0) + host.update_ns(features, 0) + host.between_ns
 
     def describe(self) -> dict[str, object]:
         """The device's description and whose host it is."""

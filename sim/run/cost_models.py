@@ -14,7 +14,7 @@ from engine.steplog.api import DecodeStretch, StepLogReader, StepRecord
 from sim.cost.calibrated import CalibratedCost
 from sim.cost.expert_parallel import expert_parallel_costs
 from sim.cost.features import CostModel
-from sim.cost.hosted import DeviceCost, HostedCost, SerialCost
+from sim.cost.hosted import HostedCost, RunDeviceCost, SerialCost
 from sim.cost.optable import OptableCost
 from sim.cost.physics import Physics
 from sim.cost.pipeline_profile import PipelineProfile
@@ -173,7 +173,7 @@ def _optable(choice: Choice) -> tuple[CostModel, ...]:
     return _with_host(choice, OptableCost(choice.physics), "vllm 0.33")
 
 
-def _with_host(choice: Choice, device: DeviceCost, family: str) -> tuple[CostModel, ...]:
+def _with_host(choice: Choice, device: RunDeviceCost, family: str) -> tuple[CostModel, ...]:
     """The device with the host that was measured of that engine, on the machine of its profile."""
     profile = next(
         (one for one in shipped()

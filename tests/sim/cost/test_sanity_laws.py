@@ -10,12 +10,17 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
+from sim_testing import rows_workload, run
 
 from sim.cost.features import StepFeatures
+from sim.cost.hosted import host_terms
 from sim.cost.operator_tables import why_no_tables
 from sim.cost.optable import OptableCost
 from sim.cost.physics import Physics
+from sim.cost.pipeline import Host, HostTerms
+from sim.cost.profiles import find_profile
 from sim.cost.roofline import RooflineCost
+from sim.run.deployment import build, deployment_with
 from sim.specs.hardware import HARDWARE
 from sim.specs.models import MODELS, model_named
 
@@ -31,6 +36,8 @@ STEPS = {
     "a long chunk": StepFeatures(0, 0, ((4_096, 4_096),), 0),
     "a mixed step": StepFeatures(16, 16_000, ((0, 300),), 17),
 }
+PROFILE = find_profile(MODELS["qwen3-8b"], HARDWARE["h200"], 1, True, "vllm 0.33")
+ASYNC = {"kernel": {"async_scheduling": True}}
 needs_tables = pytest.mark.skipif(
     find_spec("aiconfigurator_core") is None, reason="aiconfigurator-core is not installed"
 )
@@ -105,3 +112,59 @@ def test_what_has_no_tables_is_refused_by_name():
         (model_named("qwen3-8b", kv_cache_dtype="fp8"), "h200", 1, "16 bit"),
     ):
         assert words in why_no_tables(model, HARDWARE[gpu], tp)
+
+
+@needs_tables
+@pytest.mark.parametrize("engine", ["vllm-0.25", "vllm-0.33"])
+def test_a_host_beside_the_tables_only_adds_time(engine):
+    given = {"model": "qwen3-8b", "hardware": "h100", "engine": engine}
+    parts = build(deployment_with(given), 0)
+    cost, device = parts.costs[0], optable(parts.model, parts.hardware)
+    assert parts.trust.kind == cost.name == "optable"
+    for name, step in STEPS.items():
+        assert cost.step_time_ns(step) >= device.step_time_ns(step), name
+    if engine == "vllm-0.25":
+        steps = [StepFeatures(8, 8_000 + 8 * place, (), 8) for place in range(20)]
+        assert cost.decode_run_ns(8, 8_000, 20) == [cost.step_time_ns(step) for step in steps]
+    else:
+        # A launch goes through the layers: half of them take half of it.
+        deep, flat = (Host(host_terms(PROFILE, layers)) for layers in (36, 18))
+        prompt = STEPS["a prompt"]
+        launches = [host.launch_ns(prompt, 0) - host.prepare_ns(prompt) for host in (deep, flat)]
+        assert launches[1] == pytest.approx(launches[0] / 2, rel=0.2)
+
+
+def test_a_launch_blocks_the_host_and_the_device_ends_no_earlier():
+    slow = HostTerms(graph_launch=50e6, eager_launch=50e6)
+    rows = rows_workload((0, 100, 3), (0, 100, 3))
+    plain, blocked = (run(rows, costs=[Device(host)], **ASYNC) for host in (None, slow))
+    # The prompts' step ends with its launch; decode steps are as long as before.
+    firsts = [min(one.result.ledger.first_token_ns) / 1e6 for one in (plain, blocked)]
+    ends = [max(one.result.ledger.finish_ns) / 1e6 for one in (plain, blocked)]
+    assert firsts == [10, 50]
+    assert [end - first for end, first in zip(ends, firsts, strict=True)] == [20, 20]
+
+
+def test_hand_over_and_client_are_delays_of_their_own():
+    terms = HostTerms(hand_over=3e6, client=2e6)
+    rows = rows_workload((0, 100, 3))
+    plain, delayed = (run(rows, costs=[Device(host)], **ASYNC) for host in (None, terms))
+    for column, later in (("first_scheduled_ns", 3), ("first_token_ns", 5), ("finish_ns", 5)):
+        one, two = (getattr(each.result.ledger, column)[0] for each in (plain, delayed))
+        assert two - one == later * 1_000_000
+
+
+class Device:
+    """Every step takes 10 ms on the device."""
+
+    name = "made"
+
+    def __init__(self, terms):
+        if terms is not None:
+            self.host = Host(terms)
+
+    def step_time_ns(self, features):
+        return 10_000_000
+
+    def describe(self):
+        return {"name": self.name}
