@@ -2,8 +2,8 @@
 
     python benchmarks/host_floor.py RUN.json.gz ... [--out RECORD.json]
 
-Simulates each asynchronous run with the shipped profile, whose launches follow the run's own recorded
-ones: their mean over about 0.3 s, with the scatter of single launches around it. Also prints by how
+Simulates each asynchronous run with the shipped profile, whose launches follow the recorded
+ones: their mean over about 0.3 s, with the scatter of single launches around it. Prints too by how
 many percent the decisions of pure decode steps and the launches of each run were off the profile's.
 """
 
