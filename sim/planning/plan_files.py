@@ -19,7 +19,7 @@ from sim.planning.start_commands import commands_of
 from sim.planning.trial import TrialResult
 from sim.report.page import is_page
 from sim.report.tables import number
-from sim.run.deployment import versions
+from sim.run.deployment import build, versions
 
 PLAN, REPORT, CACHE = "plan.json", "report.html", "cache"
 FORMAT = "lockstep-plan"
@@ -186,7 +186,11 @@ def _entry_document(entry: Entry, plan: Plan) -> dict[str, Any]:
         "configuration": dict(entry.candidate.label),
         "router": entry.candidate.router,
         "servers": [
-            {"role": group.role, **_deployment_document(asdict(group.deployment))}
+            {
+                "role": group.role,
+                **_deployment_document(asdict(group.deployment)),
+                "trust": None if entry.failure else build(group.deployment, 0).trust.to_json(),
+            }
             for group in entry.candidate.groups
         ],
         "gpus": entry.candidate.num_gpus(),

@@ -17,7 +17,7 @@ from sim.report.marks import Guide, Marks, marked_chart, pareto_front
 from sim.report.page import figures, page
 from sim.report.svg import COLOURS
 from sim.report.tables import html_table, number
-from sim.run.deployment import Deployment
+from sim.run.deployment import Deployment, build
 
 # One colour is left for the Pareto front.
 _MOST_LINES = len(COLOURS) - 1
@@ -57,7 +57,9 @@ def _answer(plan: Plan, command: str) -> str:
     gpus = ""
     if plan.best is not None:
         groups = [_gpus(group.deployment) for group in plan.best.candidate.groups]
+        trusts = {build(one.deployment, 0).trust.error_class for one in plan.best.candidate.groups}
         gpus = f"<p>That takes {escape(' and '.join(groups))}.</p>"
+        gpus += f"<p>Measured error of its cost model: {escape('; '.join(sorted(trusts)))}.</p>"
     again = f"<p>Repeat it with</p><pre>{escape(command)}</pre>" if command else ""
     return f"<p><strong>{escape(answer(plan))}</strong></p>{gpus}{warnings}{again}"
 
