@@ -1,4 +1,4 @@
-"""nano-vLLM's scheduler, block manager and sequences, unchanged (package `nanovllm`, bb823b3).
+"""nano-vLLM's scheduler, block manager and sequences (package `nanovllm`, bb823b3).
 
     lockstep verify conformance --target properties.conformance.adapters.nano_vllm:NanoVllm
 
