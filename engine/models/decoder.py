@@ -185,8 +185,13 @@ class Decoder(nn.Module):
 
     @property
     def num_layer_weights(self) -> int:
-        """Numbers in this rank's layers."""
-        return sum(parameter.numel() for parameter in self.layers.parameters())
+        """Numbers in this rank's layers that a token meets: of the experts, those it visits."""
+        total = sum(parameter.numel() for parameter in self.layers.parameters())
+        for block in self.layers.modules():
+            if isinstance(block, SparseMoe):
+                experts = sum(parameter.numel() for parameter in block.experts.parameters())
+                total -= experts - experts * block.moe.num_experts_per_tok // block.moe.num_experts
+        return total
 
     @property
     def local_vocab(self) -> Shard:

@@ -5,7 +5,10 @@ import torch
 from model_testing import hf_model, load, saved
 from safetensors.torch import load_file, save_file
 
+from engine.attention.torch_backend import TorchAttention
+from engine.distributed.group import TpGroup
 from engine.errors import UnsupportedModel, WeightError
+from engine.models.build import build_model
 from engine.models.config import resolve_model_config
 from engine.models.presets import PRESETS
 
@@ -112,3 +115,12 @@ def test_stacked_experts_of_another_number_are_refused(stored):
     save_file(stacked, folder / FILE)
     with pytest.raises(WeightError, match=name):
         load(folder)
+
+
+def test_a_token_meets_the_experts_it_visits_and_no_others():
+    """What a step computes, and so which steps are worth a graph, depends on those."""
+    config = resolve_model_config(PRESETS["qwen3-30b-a3b"], ())
+    model = build_model(config, TpGroup(), TorchAttention(), torch.bfloat16, "meta", max_position=1)
+    # The published 3.3 billion active parameters, less embedding and head.
+    assert model.num_layer_weights == pytest.approx(3.35e9 - 2 * 151936 * 2048, rel=0.02)
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(30.5e9, rel=0.01)
