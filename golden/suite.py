@@ -12,6 +12,8 @@ import torch
 from golden.cases import TINY_MODELS, ModelCase, tiny_model
 from golden.components.layers import Place
 from golden.components.sampling import sampler_results
+from golden.fp8_suite import GROUP as FP8
+from golden.fp8_suite import fp8_results
 from golden.invariance import Matrix, cells, make_workload
 from golden.models import Reference, engine_options, full_reference, run_model
 from golden.parts import (
@@ -51,6 +53,7 @@ def _cases(scratch: Path, smollm2: Path | None) -> Iterator[tuple[str, str, Case
     yield "canaries", "canaries", partial(_canaries, scratch)
     yield "invariance", "invariance", partial(_matrix, scratch)
     yield "tensor parallel", "tensor parallel", partial(_parallel, scratch)
+    yield FP8, FP8, partial(fp8_results, scratch)
     variant = Variant("torch", {"max_num_batched_tokens": 512, "max_model_len": 2049})
     real = partial(real_model_results, scratch, smollm2, "cpu", CPU_DTYPES[:2], [variant])
     yield SMOLLM2, SMOLLM2, real
