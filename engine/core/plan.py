@@ -137,7 +137,13 @@ class StepPlan:
         """Ids of the entries that sample a token, in batch order: `commit` wants one token each."""
         if not self.chunks:
             return self.decode.request_ids
-        return tuple(entry.request_id for entry in self.entries if entry.samples)
+        ids, passed = [*self.decode.request_ids], 0
+        for chunk in self.chunks:
+            if chunk.samples:
+                ids.insert(chunk.row - passed, chunk.request_id)
+            else:
+                passed += 1
+        return tuple(ids)
 
 
 def _chunk_entry(chunk: Chunk) -> Entry:

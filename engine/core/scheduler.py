@@ -116,9 +116,9 @@ class Scheduler(SchedulerViews):
                 nothing has changed.
         """
         record = self._oldest_open(plan)
-        tokens = self._check_tokens(plan, token_ids)
+        tokens = self._check_tokens(record, token_ids)
         for request_id in stopped:
-            if request_id not in plan.sampled_ids:
+            if request_id not in record.sampled_ids:
                 raise StepOrderError(
                     f"commit() of step {plan.step}: {request_id!r} has no token in it to stop at"
                 )
@@ -128,23 +128,23 @@ class Scheduler(SchedulerViews):
         self._unfinished = ""
         return outcome
 
-    def _check_tokens(self, plan: StepPlan, token_ids: Seq[int]) -> array[int]:
+    def _check_tokens(self, record: OpenStep, token_ids: Seq[int]) -> array[int]:
         """The tokens as our own copy: the caller may use its buffer again."""
-        if len(token_ids) != len(plan.sampled_ids):
+        step, wanted = record.plan.step, len(record.sampled_ids)
+        if len(token_ids) != wanted:
             raise StepOrderError(
-                f"commit() of step {plan.step}: {len(token_ids)} tokens for "
-                f"{len(plan.sampled_ids)} entries"
+                f"commit() of step {step}: {len(token_ids)} tokens for {wanted} entries"
             )
         try:
             return array("q", token_ids)
         except (TypeError, OverflowError) as error:
-            raise StepOrderError(f"commit() of step {plan.step}: bad token, {error}") from None
+            raise StepOrderError(f"commit() of step {step}: bad token, {error}") from None
 
     def _commit(
         self, record: OpenStep, token_ids: array[int], stopped: Collection[RequestId]
     ) -> StepOutcome:
         """Books keys, tokens and ends of the oldest open step, in this order (P-P5)."""
-        sampled: Seq[RequestId] = record.plan.sampled_ids
+        sampled = record.sampled_ids
         kept: Seq[int] = token_ids
         self._open.popleft()
         self._cache_full_blocks(record.uncached)
@@ -290,7 +290,7 @@ class Scheduler(SchedulerViews):
         sequences = [sequence for sequence, _ in step.chunks]
         ending = step.book(state)
         cached = [*state.manager.cached_in_step]
-        return OpenStep(plan, sequences, ending, step.uncached, cached)
+        return OpenStep(plan, plan.sampled_ids, sequences, ending, step.uncached, cached)
 
     def _check_progress(self, plan: StepPlan) -> None:
         if self.config.prefill_schedule_interval > 1 and plan.preempted:
@@ -318,7 +318,7 @@ class Scheduler(SchedulerViews):
         plan, decodes, sequences = record.plan, self.state.decodes, self.state.sequences
         column = token_ids
         if plan.chunks:
-            by_id = dict(zip(plan.sampled_ids, token_ids, strict=True))
+            by_id = dict(zip(record.sampled_ids, token_ids, strict=True))
             for sequence in record.chunk_sequences:
                 if sequence.request_id in by_id and sequence.request_id in sequences:
                     sequence.output_token_ids.append(by_id[sequence.request_id])

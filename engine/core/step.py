@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from engine.core.plan import Admission, Chunk, NewBlocks, StepPlan
@@ -216,6 +217,7 @@ class OpenStep:
     """A plan between schedule and commit, with what only the kernel needs to remember of it."""
 
     plan: StepPlan
+    sampled_ids: Seq[RequestId]  # those of the plan, which puts them together anew each time
     chunk_sequences: list[Sequence]
     ending: list[Sequence]  # reach their limit with this step's token
     uncached: list[tuple[Sequence, int]]  # get their keys at the commit

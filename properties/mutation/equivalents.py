@@ -136,18 +136,18 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "the lengths were compared before, so strictness never matters",
     (
         "Scheduler._book_tokens",
-        "by_id = dict(zip(plan.sampled_ids, token_ids, strict=True))",
-        "by_id = dict(zip(plan.sampled_ids, token_ids, strict=None))",
+        "by_id = dict(zip(record.sampled_ids, token_ids, strict=True))",
+        "by_id = dict(zip(record.sampled_ids, token_ids, strict=None))",
     ): "the lengths were compared before, so strictness never matters",
     (
         "Scheduler._book_tokens",
-        "by_id = dict(zip(plan.sampled_ids, token_ids, strict=True))",
-        "by_id = dict(zip(plan.sampled_ids, token_ids, strict=False))",
+        "by_id = dict(zip(record.sampled_ids, token_ids, strict=True))",
+        "by_id = dict(zip(record.sampled_ids, token_ids, strict=False))",
     ): "the lengths were compared before, so strictness never matters",
     (
         "Scheduler._book_tokens",
-        "by_id = dict(zip(plan.sampled_ids, token_ids, strict=True))",
-        "by_id = dict(zip(plan.sampled_ids, token_ids, ))",
+        "by_id = dict(zip(record.sampled_ids, token_ids, strict=True))",
+        "by_id = dict(zip(record.sampled_ids, token_ids, ))",
     ): "the lengths were compared before, so strictness never matters",
     (
         "Scheduler._book_tokens",

@@ -302,15 +302,16 @@ class Server:
 
     def _step_tokens(self, plan: StepPlan) -> list[int]:
         """The ids that the entries of one step sample, in batch order."""
-        clock = plan.clock
-        if not plan.chunks:
-            return [start + clock for start in self._batch_tokens]
-        live = self._live
-        return [
-            live[entry.request_id].token_offset + entry.first_position + entry.num_tokens - 1
-            for entry in plan.entries
-            if entry.samples
-        ]
+        clock, passed = plan.clock, 0
+        tokens = [start + clock for start in self._batch_tokens] if len(plan.decode) else []
+        for chunk in plan.chunks:
+            if chunk.samples:
+                last = chunk.first_position + chunk.num_tokens - 1
+                token_id = self._live[chunk.request_id].token_offset + last
+                tokens.insert(chunk.row - passed, token_id)
+            else:
+                passed += 1
+        return tokens
 
     def _book_tokens(self, plan: StepPlan, ends_ns: list[int]) -> None:
         """Books when the entries of a flight get their tokens."""
