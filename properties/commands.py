@@ -33,6 +33,7 @@ def search_main(argv: list[str]) -> int:
     parser.option("seed", 0, detail="the first workload")
     parser.option("jobs", 1)
     parser.option("policy", detail="all of them unless given")
+    parser.option("async_scheduling", False, detail="only workloads decided one step ahead")
     parser.option("target", KERNEL)
     parser.option("out", Path("out/failures"), detail="a folder for failure files")
     parser.option("json", detail="the record")
@@ -51,7 +52,15 @@ def search_main(argv: list[str]) -> int:
     if seconds is None and args.workloads is None:
         seconds = 60.0
     searched = failures.commit()  # the tree may move on meanwhile
-    result = search(args.seed, seconds, args.workloads, args.jobs, args.policy, args.target)
+    result = search(
+        args.seed,
+        seconds,
+        args.workloads,
+        args.jobs,
+        args.policy,
+        args.target,
+        only_async=args.async_scheduling,
+    )
     record = {**_record(result, args), "commit": searched}
     text = json.dumps(record, indent=1)
     if args.json and args.record is None:
@@ -73,7 +82,8 @@ def _write(args: argparse.Namespace, seed: int, mode: str, law: str) -> Path:
         target = f"{Perturbed.__module__}:{Perturbed.__name__}"
     factory = _factory(target)
     options = {"perturbed": mode == "perturbed", "thorough": mode != "plain"}
-    workload = failures.shrink(workload_of_seed(seed, args.policy), law, factory, **options)
+    drawn = workload_of_seed(seed, args.policy, args.async_scheduling)
+    workload = failures.shrink(drawn, law, factory, **options)
     broken = failures.failure_of(workload, factory, **options)
     path: Path = args.out / f"{law}-{seed}.json"
     found = broken or LawBroken(law, "?")
@@ -89,6 +99,7 @@ def _record(result: SearchResult, args: argparse.Namespace) -> dict[str, Any]:
     options = [f"--seed {args.seed}", f"--jobs {args.jobs}"]
     options += [f"--seconds {args.seconds:g}"] if args.seconds else []
     options += [f"--workloads {args.workloads}"] if args.workloads else []
+    options += ["--async-scheduling"] if args.async_scheduling else []
     return {
         "command": f"lockstep verify search {' '.join(options)}",
         "version": failures.lockstep_version(),
