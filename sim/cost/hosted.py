@@ -17,6 +17,11 @@ _PER_LAYER = ("graph_launch", "eager_launch", "launch_rest")
 # that the profile's runs show. This share makes one stream of Qwen3-0.6B take the 1.95 ms per token
 # that vLLM 0.33.0 was measured to take on an H200.
 STEADY_SHARE = 0.78
+# The recorder notes every entry of every step, which is part of the recorded times per sequence.
+# With all of them 256 rows of Qwen3-0.6B would wait for the host; measured throughput says that
+# they do not (benchmarks/records/offline_throughput.json).
+SEQUENCE_SHARE = 0.5
+_PER_SEQUENCE = ("schedule_seq", "prepare_seq", "update_seq")
 
 
 class DeviceCost(Protocol):
@@ -45,6 +50,7 @@ def host_terms(profile: PipelineProfile, num_layers: int) -> HostTerms:
     """The host of a profile's engine under a model of another depth."""
     share = num_layers / int(profile.target.model["num_layers"])
     scaled = {name: getattr(profile.host, name) * share for name in _PER_LAYER}
+    scaled |= {name: getattr(profile.host, name) * SEQUENCE_SHARE for name in _PER_SEQUENCE}
     return replace(profile.host, **scaled, steady_share=STEADY_SHARE)
 
 
