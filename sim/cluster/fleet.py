@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from engine.core import ConfigError, KernelConfig, Prompt, Request, RequestRejected
 from engine.steplog.api import StepListener
+from sim.cluster.async_server import AsyncServer
 from sim.cluster.clock import ARRIVAL, call_at
 from sim.cluster.prefill_decode import DecodeServer, KvLink, PrefillServer, decode_config
 from sim.cluster.router import Router
@@ -60,6 +61,9 @@ class FleetSimulation(Simulation):
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
         check_roles("fleet", [member.role for member in members])
+        if any(member.role != "mixed" and member.config.async_scheduling for member in members):
+            reason = "servers for prefill or decode alone are simulated without it"
+            raise ConfigError("async_scheduling", True, reason)
         self._members, self._decode_router, self._link = members, decode_router, link
         self._decoders: list[DecodeServer] = []
         smallest = min((member.config for member in members), key=lambda one: one.max_model_len)
@@ -84,7 +88,9 @@ class FleetSimulation(Simulation):
         arguments = (self._env, index, config, cost, self._ledger, stats, self._on_finish)
         if member.role == "prefill":
             return PrefillServer(*arguments, self._on_prefilled)
-        return DecodeServer(*arguments) if member.role == "decode" else Server(*arguments)
+        if member.role == "decode":
+            return DecodeServer(*arguments)
+        return AsyncServer(*arguments) if config.async_scheduling else Server(*arguments)
 
     def _check_length(self, request: Request, prompt: Prompt, num_outputs: int) -> None:
         super()._check_length(request, prompt, num_outputs)

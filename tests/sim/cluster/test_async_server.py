@@ -1,5 +1,7 @@
 """Asynchronous scheduling: a step is planned while the one before it runs."""
 
+from dataclasses import replace
+
 import pytest
 from places import REPOSITORY
 from sim_testing import MS, constant, deployment, ours, rows_workload, run, synthetic
@@ -7,7 +9,11 @@ from sim_testing import MS, constant, deployment, ours, rows_workload, run, synt
 from engine.core import ConfigError
 from engine.steplog.api import StepLogReader
 from engine.steplog.replay import replay
-from sim.run.deployment import build
+from sim.cluster.fleet import FleetSimulation, Member
+from sim.cluster.prefill_decode import KvLink
+from sim.cluster.router import make_router
+from sim.run.deployment import build, deployment_with
+from sim.run.run import RunPlan, run_plan
 
 DATA = REPOSITORY / "sim" / "data"
 ASYNC = {"kernel": {"async_scheduling": True}}
@@ -94,3 +100,31 @@ def test_a_profile_is_used_for_its_own_kind_of_scheduling_only():
     named = f"calibrated:{DATA / 'qwen3-8b_h200_vllm-0.33.json'}"
     with pytest.raises(ConfigError, match="asynchronous scheduling"):
         build(deployment(**known, cost=named), 0)
+
+
+def test_a_member_of_a_fleet_is_the_server_that_a_run_has():
+    given = {"model": "qwen3-8b", "hardware": "h200", "engine": "vllm-0.33"}
+    plan = RunPlan(rows_workload((0, 300, 20), (25, 900, 9)), deployment_with(given))
+    alone = run_plan(plan, build(plan.deployment, 0)).result
+    parts = build(plan.deployment, 0)
+    member = Member(parts.kernel, parts.costs[0], parts.physics)
+    routers = [make_router("round-robin") for _ in range(2)]
+    fleet = FleetSimulation(plan.workload, [member], *routers, KvLink()).run()
+    assert list(fleet.ledger.first_token_ns) == list(alone.ledger.first_token_ns)
+    assert list(fleet.ledger.finish_ns) == list(alone.ledger.finish_ns)
+    apart = [replace(member, role=role) for role in ("prefill", "decode")]
+    with pytest.raises(ConfigError, match="async_scheduling"):
+        FleetSimulation(plan.workload, apart, *routers, KvLink())
+
+
+def test_a_log_with_a_host_replays_without_a_difference(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    finished = run(
+        synthetic(num_requests=60, rate=12.0), log_path=path, model="qwen3-8b", hardware="h200",
+        async_scheduling=True, cost="auto",
+    )  # fmt: skip
+    assert finished.parts.costs[0].host.terms.eager_launch > 0
+    result = replay(StepLogReader(path))
+    assert result.difference is None and result.num_requests == 60 and result.num_live == 0
+    # The client sees a request's end after the device has made its last token.
+    assert max(finished.result.ledger.finish_ns) > finished.result.servers[0].last_end_ns
