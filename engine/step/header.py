@@ -46,6 +46,7 @@ def log_header(
             "head_dim": model.head_dim,
             "tie_word_embeddings": model.tie_word_embeddings,
             "dtype": info.dtype,
+            **_quantised_and_sparse(options, model),
         },
         hardware={
             "device": info.device,
@@ -60,3 +61,16 @@ def log_header(
         seed=options.seed,
         lockstep_version=info.versions.get("lockstep-llm", ""),
     )
+
+
+def _quantised_and_sparse(options: EngineOptions, model: ModelConfig) -> dict[str, object]:
+    """What else decides the bytes and the arithmetic of a step; nothing for a plain dense model."""
+    found: dict[str, object] = {}
+    if options.quantization is not None or model.fp8 is not None:
+        found["weights"] = "fp8"
+    if model.moe is not None:
+        found["num_experts"] = model.moe.num_experts
+        found["num_experts_per_tok"] = model.moe.num_experts_per_tok
+        found["moe_intermediate_size"] = model.moe.intermediate_size
+        found["num_sparse_layers"] = len(model.moe.sparse_layers)
+    return found

@@ -1,16 +1,21 @@
 """Sparse models: what their configs may say, and every form in which experts are stored."""
 
+import json
+
 import pytest
 import torch
 from model_testing import hf_model, load, saved
 from safetensors.torch import load_file, save_file
 
 from engine.attention.torch_backend import TorchAttention
+from engine.commands.model_random import write_random_model
 from engine.distributed.group import TpGroup
 from engine.errors import UnsupportedModel, WeightError
+from engine.llm import LLM
 from engine.models.build import build_model
 from engine.models.config import resolve_model_config
 from engine.models.presets import PRESETS
+from engine.sampling_params import SamplingParams
 
 FILE = "model.safetensors"
 KINDS = {
@@ -124,3 +129,17 @@ def test_a_token_meets_the_experts_it_visits_and_no_others():
     # The published 3.3 billion active parameters, less embedding and head.
     assert model.num_layer_weights == pytest.approx(3.35e9 - 2 * 151936 * 2048, rel=0.02)
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(30.5e9, rel=0.01)
+
+
+def test_the_step_log_says_what_is_sparse_and_quantised(tmp_path):
+    write_random_model(tmp_path / "m", PRESETS["tiny-qwen3-moe"])
+    log = tmp_path / "steps.jsonl"
+    options = {"quantization": "fp8", "kv_cache_dtype": "fp8", "step_log": str(log)}
+    with LLM(str(tmp_path / "m"), device="cpu", max_model_len=64, **options) as llm:
+        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3), use_tqdm=False)
+    header = json.loads(log.read_text().splitlines()[0])
+    assert header["model"]["weights"] == "fp8"
+    assert header["model"]["num_experts"] == 8
+    assert header["model"]["num_experts_per_tok"] == 2
+    assert header["model"]["num_sparse_layers"] == 2
+    assert header["options"]["kv_cache_dtype"] == "fp8"
