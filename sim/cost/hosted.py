@@ -54,13 +54,38 @@ def host_terms(profile: PipelineProfile, num_layers: int) -> HostTerms:
     return replace(profile.host, **scaled, steady_share=STEADY_SHARE)
 
 
+class OffDevice:
+    """A device whose true times lie where `level` puts them in the measured error of its class.
+
+    `level` is from 0 to 1; an unknown error is none. No time lies below the device's own limit.
+    """
+
+    def __init__(self, device: DeviceCost, level: float) -> None:
+        self._device, self.name, self.trust = device, device.name, device.trust
+        low, high = device.trust.step_percent or (0.0, 0.0)
+        error = high + level * (low - high)
+        self._scale = 100 / (100 + error)
+        self._physics = getattr(device, "physics", None)
+
+    def step_time_ns(self, features: StepFeatures) -> int:
+        """The scaled time of one step."""
+        time_ns = int(self._device.step_time_ns(features) * self._scale)
+        if self._physics is None:
+            return time_ns
+        return max(time_ns, int(self._physics.floor_ns(self._physics.step_work(features))) + 1)
+
+    def describe(self) -> dict[str, object]:
+        """The device's description and the factor."""
+        return {**self._device.describe(), "scale": self._scale}
+
+
 class HostedCost:
     """Device and host as two clocks; one object per server, since the host's speed drifts."""
 
     def __init__(
         self, device: DeviceCost, profile: PipelineProfile, num_layers: int, seed: int
     ) -> None:
-        self._device, self._profile = device, profile
+        self._device, self._profile, self._num_layers = device, profile, num_layers
         self.name, self.trust = device.name, device.trust
         terms, drift = host_terms(profile, num_layers), profile.drift
         speed = Drifting(terms.launch_spread, drift.memory_ms * 1e6, drift.slow_share, seed)
@@ -69,6 +94,11 @@ class HostedCost:
     def step_time_ns(self, features: StepFeatures) -> int:
         """The device's time of one step."""
         return self._device.step_time_ns(features)
+
+    def replicate(self, level: float, seed: int) -> HostedCost:
+        """The same with another drawn host, and a device as far off as its class may be."""
+        device = OffDevice(self._device, level)
+        return HostedCost(device, self._profile, self._num_layers, seed)
 
     def describe(self) -> dict[str, object]:
         """The device's description and whose host it is."""

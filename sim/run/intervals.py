@@ -8,6 +8,7 @@ from dataclasses import replace
 from engine.core import ConfigError
 from sim.cost.calibrated import CalibratedCost
 from sim.cost.features import CostModel
+from sim.cost.hosted import HostedCost
 from sim.cost.noise import Noise, Replicate
 from sim.cost.noise import replicates as shared_out
 from sim.cost.pipelined import PipelinedCost, replicate_cost
@@ -29,8 +30,9 @@ def run_intervals(
 ) -> RunIntervals:
     """Repeats a run; `plan_of(seed)` makes the plan with a workload drawn from that seed.
 
-    A calibrated model adds the errors that its steps had on logs that it was not fitted to; other
-    models have no known errors, so their intervals are those of the seeds alone.
+    A calibrated model adds the errors that its steps had on logs that it was not fitted to; device
+    models beside a host add the measured error of their class, and the host's drift. Others have
+    no known errors, so their intervals are those of the seeds alone.
 
     Raises:
         ConfigError: too few replicates.
@@ -39,11 +41,11 @@ def run_intervals(
         raise ConfigError("intervals", replicates, f"must be at least {LEAST_REPLICATES}")
     values: dict[str, list[float]] = {}
     num_unstable = 0
-    noisy = False
+    resampled: tuple[str, ...] = ("seed",)
     for serial, replicate in enumerate(shared_out(replicates, seed)):
         plan = plan_of(seed + 1 + serial)
         parts = with_noise(build(plan.deployment, plan.seed), plan.seed, replicate)
-        noisy = isinstance(parts.costs[0], CalibratedCost | PipelinedCost)
+        resampled = _resampled(parts.costs[0])
         summary = run_plan(plan, parts).summary
         num_unstable += not summary.sim.stable
         if on_progress is not None:
@@ -58,7 +60,7 @@ def run_intervals(
     return RunIntervals(
         replicates=replicates,
         level=(BOUNDS[1] - BOUNDS[0]) / 100,
-        resampled=("seed", "step errors", "cost of shared reads") if noisy else ("seed",),
+        resampled=resampled,
         unstable_replicates=num_unstable,
         bounds=bounds,
     )
@@ -76,12 +78,23 @@ def with_noise(parts: Parts, seed: int, replicate: Replicate) -> Parts:
     return replace(parts, costs=costs)
 
 
+def _resampled(cost: CostModel) -> tuple[str, ...]:
+    """What the replicates of a cost model differ by."""
+    if isinstance(cost, CalibratedCost | PipelinedCost):
+        return ("seed", "step errors", "cost of shared reads")
+    if isinstance(cost, HostedCost):
+        return ("seed", "host speed", "error of the class of cost models")
+    return ("seed",)
+
+
 def _noisy(cost: CostModel, parts: Parts, seed: int, replicate: Replicate) -> CostModel:
     if isinstance(cost, CalibratedCost):
         noise = Noise(cost.profile.noise, seed, replicate)
         return CalibratedCost(cost.profile, parts.physics, noise)
     if isinstance(cost, PipelinedCost):
         return replicate_cost(cost.profile, parts.physics, seed, replicate)
+    if isinstance(cost, HostedCost):
+        return cost.replicate(replicate.level, seed)
     return cost
 
 
