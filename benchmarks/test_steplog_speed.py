@@ -53,7 +53,7 @@ def test_decode_run_as_one_record(benchmark, decoding, tmp_path):
     durations = [4_000_000 + step for step in range(100)]
     with StepLogWriter(tmp_path / "log.jsonl", header) as log:
         # Each call begins with the same step, so each flushes the record before it.
-        benchmark(log.decode_run, plan, run, 0, durations)
+        benchmark(log.decode_run, DecodeRunEvent(plan, run, 0, durations))
 
 
 def test_reading_a_record_of_a_hundred_steps(benchmark, decoding, tmp_path):

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
+
 from engine.core.errors import InputError
 from sim.cost.device_terms import DECODE_TERMS, PROMPT_TERMS
 from sim.cost.pipeline import HostTerms
-from sim.cost.profile import RANGE_NAMES, Target, check_target, fits_target
-from sim.cost.profile_json import terms_from_json, terms_to_json
+from sim.cost.profile import Target, check_target, fits_target
+from sim.cost.profile_json import ProfileDocument, TermValue, terms_from_json, terms_to_json
 from sim.cost.terms import Graphs
 from sim.cost.trust import Trust, trust_of_profile
 from sim.specs.hardware import Hardware
@@ -107,34 +109,32 @@ def pipeline_from_json(document: Mapping[str, Any], path: str) -> PipelineProfil
         )
     try:
         return _from_json(document, path)
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: damaged profile ({type(error).__name__}: {error})") from None
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path}: damaged profile ({error})") from None
 
 
-def _from_json(document: Mapping[str, Any], path: str) -> PipelineProfile:
-    graphs = document["graphs"]
-    sizes = tuple(int(size) for size in graphs["sizes"])
-    if list(sizes) != sorted(set(sizes)):
-        raise ValueError("graph sizes are not ascending")
-    drift = document["drift"]
+class _Document(ProfileDocument, kw_only=True):
+    decode_terms: tuple[TermValue, ...]
+    prompt_terms: tuple[TermValue, ...]
+    host_ns: dict[str, float]
+    drift: Drift
+    run_errors: tuple[float, ...]
+
+
+def _from_json(document: object, path: str) -> PipelineProfile:
+    found = msgspec.convert(document, _Document)
     return PipelineProfile(
-        target=Target(
-            dict(document["model"]),
-            str(document["hardware"]),
-            str(document["dtype"]),
-            int(document["tp"]),
-            str(document["engine"]),
-        ),
-        graphs=Graphs(sizes, int(graphs["mixed_up_to"])),
-        decode_ns=terms_from_json(DECODE_TERMS, document["decode_terms"]),
-        prompt_ns=terms_from_json(PROMPT_TERMS, document["prompt_terms"]),
-        host=HostTerms(**{name: float(value) for name, value in document["host_ns"].items()}),
-        drift=Drift(float(drift["memory_ms"]), float(drift["slow_share"])),
-        limits={name: int(document["calibrated_up_to"][name]) for name in RANGE_NAMES},
-        sources=tuple(document["sources"]),
-        held_out=tuple(document["held_out"]),
-        run_errors=tuple(float(error) for error in document["run_errors"]),
-        free_running=tuple(document.get("free_running_percent", ())),
-        lockstep_version=str(document.get("lockstep", "")),
+        target=Target(found.model, found.hardware, found.dtype, found.tp, found.engine),
+        graphs=found.graphs.graphs(),
+        decode_ns=terms_from_json(DECODE_TERMS, found.decode_terms),
+        prompt_ns=terms_from_json(PROMPT_TERMS, found.prompt_terms),
+        host=HostTerms(**found.host_ns),
+        drift=found.drift,
+        limits=msgspec.structs.asdict(found.calibrated_up_to),
+        sources=found.sources,
+        held_out=found.held_out,
+        run_errors=found.run_errors,
+        free_running=found.free_running_percent,
+        lockstep_version=found.lockstep,
         path=path,
     )

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from engine.core.errors import ConfigError, InputError
 from engine.steplog.atomic import write_text
-from sim.cost.profile_json import terms_from_json, terms_to_json
+from sim.cost.profile_json import ProfileDocument, TermValue, terms_from_json, terms_to_json
 from sim.cost.terms import HOST_TERMS, KINDS, STEP_TERMS, Graphs
 from sim.cost.trust import Trust, trust_of_profile
 from sim.specs.hardware import Hardware
@@ -20,7 +23,7 @@ from sim.specs.models import ModelShape
 FORMAT = "lockstep-profile"
 VERSION = 2
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
-RANGE_NAMES = ("sequences", "tokens", "kv_tokens", "chunk_pairs")
+_PER_KIND = Meta(min_length=len(KINDS), max_length=len(KINDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +57,8 @@ class Pauses:
     A pause lasts `ns_per_entry` for every entry that the run had scheduled up to then.
     """
 
-    every_entries: int
-    ns_per_entry: float
+    every_entries: Annotated[int, Meta(ge=1)]
+    ns_per_entry: Annotated[float, Meta(ge=0, lt=1e12)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +69,8 @@ class Tracking:
     strongly it follows the speed that the steps before it showed.
     """
 
-    shows: tuple[float, ...]
-    follows: tuple[float, ...]
+    shows: Annotated[tuple[Annotated[float, Meta(gt=0, lt=1e3)], ...], _PER_KIND]
+    follows: Annotated[tuple[Annotated[float, Meta(ge=0, lt=1e3)], ...], _PER_KIND]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +194,8 @@ def parse_profile(text: str, path: str) -> Profile:
         )
     try:
         return _from_json(document, path)
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: damaged profile ({type(error).__name__}: {error})") from None
+    except ValueError as error:
+        raise InputError(f"{path}: damaged profile ({error})") from None
 
 
 def shipped_profiles() -> list[Profile]:
@@ -247,67 +250,47 @@ def _optional(part: Pauses | Tracking | None) -> dict[str, Any] | None:
     return None if part is None else asdict(part)
 
 
-def _from_json(document: Mapping[str, Any], path: str) -> Profile:
-    graphs = document["graphs"]
-    sizes = tuple(int(size) for size in graphs["sizes"])
-    if list(sizes) != sorted(set(sizes)):
-        raise ValueError("graph sizes are not ascending")
-    limits = {name: int(document["calibrated_up_to"][name]) for name in RANGE_NAMES}
+class _Noise(msgspec.Struct):
+    log: str
+    mean: float
+    blocks: Annotated[tuple[tuple[str, ...], ...], _PER_KIND]
+
+
+class _Document(ProfileDocument, kw_only=True):
+    step_terms: tuple[TermValue, ...]
+    host_terms: tuple[TermValue, ...]
+    noise: tuple[_Noise, ...]
+    pauses_of_the_recording: Pauses | None = None
+    tracking: Tracking | None = None
+
+
+def _from_json(document: object, path: str) -> Profile:
+    found = msgspec.convert(document, _Document)
     return Profile(
-        target=Target(
-            dict(document["model"]),
-            str(document["hardware"]),
-            str(document["dtype"]),
-            int(document["tp"]),
-            str(document["engine"]),
-        ),
-        graphs=Graphs(sizes, int(graphs["mixed_up_to"])),
-        step_ns=terms_from_json(STEP_TERMS, document["step_terms"]),
-        host_ns=terms_from_json(HOST_TERMS, document["host_terms"]),
-        limits=limits,
-        noise=tuple(_noise_from_json(source) for source in document["noise"]),
-        sources=tuple(document["sources"]),
-        held_out=tuple(document["held_out"]),
-        pauses=_pauses_from_json(document.get("pauses_of_the_recording")),
-        tracking=_tracking_from_json(document.get("tracking")),
-        free_running=tuple(document.get("free_running_percent", ())),
-        lockstep_version=str(document.get("lockstep", "")),
+        target=Target(found.model, found.hardware, found.dtype, found.tp, found.engine),
+        graphs=found.graphs.graphs(),
+        step_ns=terms_from_json(STEP_TERMS, found.step_terms),
+        host_ns=terms_from_json(HOST_TERMS, found.host_terms),
+        limits=msgspec.structs.asdict(found.calibrated_up_to),
+        noise=tuple([_noise_from_json(source) for source in found.noise]),
+        sources=found.sources,
+        held_out=found.held_out,
+        pauses=found.pauses_of_the_recording,
+        tracking=found.tracking,
+        free_running=found.free_running_percent,
+        lockstep_version=found.lockstep,
         path=path,
     )
 
 
-def _pauses_from_json(item: Mapping[str, Any] | None) -> Pauses | None:
-    if item is None:
-        return None
-    pauses = Pauses(int(item["every_entries"]), float(item["ns_per_entry"]))
-    if pauses.every_entries < 1 or not 0 <= pauses.ns_per_entry < 1e12:
-        raise ValueError(f"pauses {pauses} are not possible")
-    return pauses
-
-
-def _tracking_from_json(item: Mapping[str, Any] | None) -> Tracking | None:
-    if item is None:
-        return None
-    shows, follows = (tuple(float(value) for value in item[name]) for name in ("shows", "follows"))
-    if not len(shows) == len(follows) == len(KINDS):
-        raise ValueError("tracking is not one number per kind of step")
-    if not all(0 < value < 1e3 for value in shows) or not all(
-        0 <= value < 1e3 for value in follows
-    ):
-        raise ValueError(f"tracking {shows}, {follows} is not possible")
-    return Tracking(shows, follows)
-
-
-def _noise_from_json(source: Mapping[str, Any]) -> NoiseSource:
+def _noise_from_json(source: _Noise) -> NoiseSource:
     kinds = tuple(
         tuple(tuple(int(part) / 1e4 for part in block.split()) for block in blocks)
-        for blocks in source["blocks"]
+        for blocks in source.blocks
     )
-    if len(kinds) != len(KINDS) or any(
-        error <= -1 for kind in kinds for block in kind for error in block
-    ):
-        raise ValueError("noise blocks are not those of the kinds of steps")
-    return NoiseSource(str(source["log"]), float(source["mean"]), kinds)
+    if any(error <= -1 for kind in kinds for block in kind for error in block):
+        raise ValueError("noise makes a step take no time")
+    return NoiseSource(source.log, source.mean, kinds)
 
 
 def check_dtype(dtype: str) -> str:

@@ -6,7 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sim.cost.terms import Term
+import msgspec
+
+from sim.cost.terms import Graphs, Term
 
 
 def profile_text(document: Mapping[str, Any]) -> str:
@@ -22,16 +24,61 @@ def terms_to_json(terms: Sequence[Term], values: Sequence[float]) -> list[dict[s
     ]
 
 
-def terms_from_json(terms: Sequence[Term], items: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
+class Limits(msgspec.Struct):
+    """The largest step that a model was fitted to."""
+
+    sequences: int
+    tokens: int
+    kv_tokens: int
+    chunk_pairs: int
+
+
+class GraphSizes(msgspec.Struct):
+    """The captured graphs; unlike those of `Graphs` its fields must be there."""
+
+    sizes: tuple[int, ...]
+    mixed_up_to: int
+
+    def graphs(self) -> Graphs:
+        """The same for a cost model."""
+        if [*self.sizes] != sorted(set(self.sizes)):
+            raise ValueError("graph sizes are not ascending")
+        return Graphs(self.sizes, self.mixed_up_to)
+
+
+class TermValue(msgspec.Struct):
+    """A coefficient as it stands in a file."""
+
+    name: str
+    ns: float
+
+
+class ProfileDocument(msgspec.Struct, kw_only=True):
+    """The fields that the files of all kinds of profiles have."""
+
+    model: dict[str, Any]
+    hardware: str
+    dtype: str
+    tp: int
+    engine: str
+    graphs: GraphSizes
+    calibrated_up_to: Limits
+    sources: tuple[dict[str, Any], ...]
+    held_out: tuple[dict[str, Any], ...]
+    free_running_percent: tuple[dict[str, Any], ...] = ()
+    lockstep: str = ""
+
+
+def terms_from_json(terms: Sequence[Term], items: Sequence[TermValue]) -> tuple[float, ...]:
     """The coefficients, in the order of the terms.
 
     Raises:
         ValueError: other terms, or an impossible coefficient.
     """
-    names = [item["name"] for item in items]
+    names = [item.name for item in items]
     if names != [term.name for term in terms]:
         raise ValueError(f"terms {names} are not those of this version")
-    values = tuple(float(item["ns"]) for item in items)
-    if not all(0 <= value < 1e12 for value in values):
-        raise ValueError("a coefficient is negative or not finite")
-    return values
+    for item in items:
+        if not 0 <= item.ns < 1e12:
+            raise ValueError(f"the coefficient {item.name}={item.ns} is negative or not finite")
+    return tuple([item.ns for item in items])
