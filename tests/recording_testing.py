@@ -84,11 +84,13 @@ def make_recording(path, num_requests=60, step_us=8_000, prompt_us=20, group_tok
     return document
 
 
-def make_async_recording(path, num_requests=60, gap_us=12_000, launch_us=9_000, token_us=20):
+def make_async_recording(
+    path, num_requests=60, gap_us=12_000, launch_us=9_000, token_us=20, graph_up_to=1_000_000
+):
     """An asynchronous recording of the kernel with two clocks; returns the document.
 
     Decode steps take 5 ms and more on the device and nothing to launch; steps with prompts take
-    4 ms and `token_us` a token, and `launch_us` to launch.
+    4 ms and `token_us` a token, and `launch_us` to launch, twice that beyond `graph_up_to` tokens.
     """
     config = {
         "max_num_batched_tokens": 512, "max_num_seqs": 16, "block_size": 16, "num_blocks": 401,
@@ -135,7 +137,8 @@ def make_async_recording(path, num_requests=60, gap_us=12_000, launch_us=9_000, 
                     if plan.chunks
                     else 5_000 + 20 * len(plan.decode) + context // 10
                 )
-                now += launch_us if plan.chunks else 0
+                eager = tokens + len(plan.decode) > graph_up_to
+                now += launch_us * (1 + eager) if plan.chunks else 0
                 if plan.chunks:
                     device_end = max(device_end, now)
             in_flight.append((plan, device_end))

@@ -24,6 +24,9 @@ CLEARLY = 1.15
 # Requests that come in within so long of a launch's begin are no consequence of its length.
 EARLY_NS, HAND_OVER_NS = 8e6, 1.5e6
 MIN_LAUNCHES = 20
+# Where graphs may end, and by how much launches beyond must then take longer.
+BOUNDARIES = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
+LEAST_JUMP = 1.25
 # Contradictions of so much per request more are no difference.
 SAME_NS = 1e3
 # The device has done so small a step with prompts by the time that its launch ends.
@@ -36,7 +39,8 @@ def fit_host(logs: Sequence[PipelineSamples], graphs: Graphs, device: DecodeTime
     update = _fit_columns(logs, _update_terms, lambda log: log.booked - log.result)
     decode, rest = _decode_launches(logs, device)
     prepare = [max(0.0, decode[0] - rest), decode[1]]
-    launches = _prompt_launches(logs, graphs, prepare)
+    up_to = float(graphs.mixed_up_to or launch_boundary(logs))
+    launches = _prompt_launches(logs, up_to, prepare)
     hand_over, client, between = _hand_over(logs), _client(logs), _between(logs)
     return HostTerms(
         schedule=schedule[0],
@@ -50,7 +54,7 @@ def fit_host(logs: Sequence[PipelineSamples], graphs: Graphs, device: DecodeTime
         eager_launch=launches.eager,
         launch_chunk=launches.chunk,
         launch_arrival=launches.arrival,
-        graph_up_to=float(graphs.mixed_up_to),
+        graph_up_to=up_to,
         update=update[0],
         update_seq=update[1],
         update_finish=update[2],
@@ -110,13 +114,13 @@ class Launches:
 
 
 def _prompt_launches(
-    logs: Sequence[PipelineSamples], graphs: Graphs, prepare: Sequence[float]
+    logs: Sequence[PipelineSamples], up_to: float, prepare: Sequence[float]
 ) -> Launches:
     """They show in the wait for the decode step before, where that ends earlier on the device."""
     run, eager, launch, inputs, chunks, early, arrivals = (
         np.concatenate(columns)
         for columns in zip(
-            *(_launch_columns(place, log, graphs, prepare) for place, log in enumerate(logs)),
+            *(_launch_columns(place, log, up_to, prepare) for place, log in enumerate(logs)),
             strict=True,
         )
     )
@@ -149,7 +153,7 @@ def _mean_of_runs(values: Floats, run: Floats, rows: Flags) -> float:
 
 
 def _launch_columns(
-    run: int, log: PipelineSamples, graphs: Graphs, prepare: Sequence[float]
+    run: int, log: PipelineSamples, up_to: float, prepare: Sequence[float]
 ) -> tuple[Floats, ...]:
     """Run, kind, launch, inputs, further chunks, and requests that came in early and at all."""
     rows = np.flatnonzero(prompt_launch_rows(log))
@@ -161,13 +165,32 @@ def _launch_columns(
     before = np.searchsorted(come, decided)
     return (
         np.full(len(rows), run, dtype=np.float64),
-        (log.num_tokens[rows] > graphs.mixed_up_to).astype(np.float64),
+        (log.num_tokens[rows] > up_to).astype(np.float64),
         log.waits[rows],
         prepare[0] + prepare[1] * log.num_seqs[rows],
         np.array([len(log.features[row].chunks) - 1 for row in rows], dtype=np.float64),
         (ends[0] - before).astype(np.float64),
         (ends[1] - before).astype(np.float64),
     )
+
+
+def launch_boundary(logs: Sequence[PipelineSamples]) -> int:
+    """The largest step with prompts that runs in graphs, by a jump of the launches; 0 for none.
+
+    Engine logs do not say it. The boundary leaves the least variance on its two sides.
+    """
+    rows = [prompt_launch_rows(log) for log in logs]
+    tokens = np.concatenate([log.num_tokens[one] for log, one in zip(logs, rows, strict=True)])
+    launches = np.concatenate([log.waits[one] for log, one in zip(logs, rows, strict=True)])
+    best = (np.inf, 0)
+    for boundary in BOUNDARIES:
+        below = tokens <= boundary
+        if min(below.sum(), (~below).sum()) < MIN_LAUNCHES:
+            continue
+        parts = (launches[below], launches[~below])
+        if parts[1].mean() > LEAST_JUMP * parts[0].mean():
+            best = min(best, (sum(float(part.var() * len(part)) for part in parts), boundary))
+    return best[1]
 
 
 def prompt_launch_rows(log: PipelineSamples) -> Flags:

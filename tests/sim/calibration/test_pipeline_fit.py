@@ -10,6 +10,7 @@ from recording_testing import make_async_recording
 
 from engine.cli import main
 from engine.steplog.vllm_recording import open_log
+from sim.calibration.host_fit import launch_boundary
 from sim.calibration.pipeline_evaluate import evaluate_pipeline
 from sim.calibration.pipeline_fit import fit_pipeline, launch_ns
 from sim.calibration.pipeline_free import percent_errors, predicted_figures, recorded_figures
@@ -60,6 +61,17 @@ def test_the_host_is_found(logs, fit):
     assert host.client == pytest.approx(700e3, rel=0.05)
     assert host.client_seq == pytest.approx(10e3, rel=0.1)
     assert Host(host).hand_over_ns(190) == pytest.approx(1.8e6, rel=0.1)
+
+
+def test_the_end_of_the_graphs_is_found_where_launches_jump(logs, tmp_path):
+    assert launch_boundary(logs) == 0
+    path = tmp_path / "jump.json.gz"
+    make_async_recording(path, num_requests=240, gap_us=45_000, graph_up_to=384)
+    jump = [pipeline_samples(open_log(path))]
+    assert launch_boundary(jump) == 384
+    host = fit_pipeline(jump, Graphs()).host
+    assert host.graph_up_to == 384
+    assert host.eager_launch > 1.7 * host.graph_launch
 
 
 def test_each_clock_and_both_together_are_predicted(logs, fit):
