@@ -96,8 +96,11 @@ class DecodeSet:
         return not (self.num_due(1 % size, clock) or self.num_due(0, clock))
 
     def num_tokens(self, sequence: Sequence) -> int:
-        """Tokens of a member, the one that is being sampled included."""
-        return sequence.base + self.clock
+        """Tokens of a sequence in the decode part, the one that is being sampled included.
+
+        Members reach their limit and leave; the clock goes on while their last token is in flight.
+        """
+        return min(sequence.base + self.clock, sequence.limit)
 
     def num_known(self, sequence: Sequence) -> int:
         """Prompt and committed outputs of any sequence, tokens in flight left out."""

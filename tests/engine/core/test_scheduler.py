@@ -408,3 +408,15 @@ def test_a_run_longer_than_its_horizon_is_refused():
 def test_a_flag_that_is_no_boolean_is_refused(value):
     with pytest.raises(ConfigError, match="async_scheduling"):
         make(async_scheduling=value)
+
+
+def test_a_request_at_its_known_end_keeps_its_number_of_tokens_while_others_decode():
+    kernel = Scheduler(
+        KernelConfig(num_blocks=8, max_model_len=16, block_size=2, async_scheduling=True)
+    )
+    kernel.add(Request("ends", Prompt([5]), 1))
+    kernel.add(Request("goes on", Prompt([5]), 4))
+    kernel.schedule()
+    kernel.schedule()
+    assert (kernel.num_tokens("ends"), kernel.num_computed_tokens("ends")) == (2, 1)
+    assert (kernel.num_tokens("goes on"), kernel.num_computed_tokens("goes on")) == (3, 2)
