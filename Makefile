@@ -7,7 +7,7 @@ DEMO_OUT ?= out/demo
 # One thread per process: the suites run small tensors, and ranks share the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check format props nightly golden mutate bench size clean
+.PHONY: demo test check format props nightly golden mutate model bench size clean
 
 # At 48 requests a second some wait and some miss the SLO.
 demo: $(DEMO_VENV)/.installed  ## simulate a busy service on two H200 and write a report
@@ -39,6 +39,9 @@ golden: $(VENV)/.installed  ## the numeric suites alone
 
 mutate: $(VENV)/.installed  ## mutation testing of the kernel
 	$(BIN)/python -m properties.mutation
+
+model: $(VENV)/.installed  ## check the Promela model and replay it on the kernel (needs Spin)
+	$(BIN)/python -m properties.models
 
 bench: $(VENV)/.installed  ## benchmarks, with records under benchmarks/records/
 	$(BIN)/python -m pytest -q benchmarks --benchmark-only

@@ -57,6 +57,7 @@ def test_the_wheel_holds_no_test_and_nothing_of_the_repository_alone(built):
     }  # fmt: skip
     parts = {part for name in wheel for part in name.split("/")}
     assert not {"tests", "mutation", "records"} & parts
+    assert not [name for name in wheel if name.startswith("properties/models/")]
     assert not [part for part in parts if part.startswith("test_") or part == "conftest.py"]
 
 
@@ -68,6 +69,7 @@ def test_the_wheel_holds_every_module_and_the_data_that_they_read(built):
         if name.startswith(("engine/", "sim/", "properties/", "golden/"))
         and name.endswith((".py", "py.typed"))
         and not {"tests", "mutation"} & set(name.split("/"))
+        and not name.startswith("properties/models/")
     ]
     needed += [name for name in tracked() if name.startswith("sim/data/")]
     assert not set(needed) - wheel
