@@ -148,6 +148,14 @@ def test_records_survive_the_file(tmp_path):
     assert list(reader) == list(reader)
 
 
+def test_an_id_that_is_half_a_surrogate_pair_survives_the_file(tmp_path):
+    added = AddRecord(Request("half \ud800", Prompt(range(5)), 3), 0, 0)
+    path = tmp_path / "log.jsonl"
+    with StepLogWriter(path, LogHeader("sim", KernelConfig(num_blocks=9, max_model_len=99))) as log:
+        log.add(added)
+    assert [record.request.request_id for record in StepLogReader(path)] == ["half \ud800"]
+
+
 def test_host_and_device_times_and_buckets_are_kept_per_step(tmp_path):
     scheduler = Scheduler(config())
     path = tmp_path / "log.jsonl"
