@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from engine.core.errors import LockstepError, RequestRejected
+from engine.core.errors import ConfigError, LockstepError, RequestRejected
 from engine.core.lifecycle import check_request
 from engine.core.request import Request, RequestId
 from engine.core.scheduler import Scheduler
@@ -109,12 +109,14 @@ class LLM:
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Generates for all prompts and returns the outputs in their order.
 
         A prompt is text, token ids, `{"prompt": ...}`, `{"prompt_token_ids": ...}` or a list of
         chat messages. Either all prompts are accepted or none is. If the call fails, nothing of
-        it stays in the engine.
+        it stays in the engine. `priority` (lower goes first) has one number per prompt and means
+        something with `policy="priority"` only.
 
         Raises:
             RequestRejected, InputError, ConfigError: a prompt or its parameters are wrong.
@@ -122,7 +124,7 @@ class LLM:
         """
         request_ids: list[RequestId] = []
         try:
-            request_ids = self._add(prompts, sampling_params, is_kept=True)
+            request_ids = self._add(prompts, sampling_params, is_kept=True, priority=priority)
             with Progress(request_ids, enabled=use_tqdm) as progress:
                 waited_for = [*request_ids]
                 while waited_for:
@@ -168,9 +170,10 @@ class LLM:
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         stream: bool = False,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestId]:
         """Queues all prompts, or none if one of them is wrong, and returns their ids."""
-        return self._add(prompts, sampling_params, stream)
+        return self._add(prompts, sampling_params, stream, priority=priority)
 
     def _add(
         self,
@@ -178,17 +181,19 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         stream: bool = False,
         is_kept: bool = False,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestId]:
         self._check_open()
         items = split_prompts(prompts)
         params = per_prompt_params(sampling_params, len(items))
+        ranks = self._priorities(priority, len(items))
         config = self._loop.scheduler.config
         vocab_size = self.model_config.vocab_size
         ready: list[tuple[Request, LiveRequest]] = []
         for place, (item, param) in enumerate(zip(items, params, strict=True)):
             prompt = to_token_prompt(item, self.tokenizer, vocab_size, place)
             live = self._live_request(self._next_id + place, prompt, param, stream, is_kept)
-            request = live.kernel_request(config.max_model_len)
+            request = live.kernel_request(config.max_model_len, ranks[place])
             self._check_request(request)
             ready.append((request, live))
         self._next_id += len(ready)
@@ -200,6 +205,16 @@ class LLM:
         except BaseException:
             self._drop(request_ids)
             raise
+
+    def _priorities(self, priority: Sequence[int] | None, num_prompts: int) -> Sequence[int]:
+        """One per prompt, which another policy than `priority` does not take."""
+        if priority is None:
+            return [0] * num_prompts
+        if self._loop.scheduler.config.policy != "priority":
+            raise ConfigError("priority", priority, "belongs to policy priority")
+        if len(priority) != num_prompts or not all(type(rank) is int for rank in priority):
+            raise ConfigError("priority", priority, f"must be {num_prompts} whole numbers")
+        return priority
 
     def step(self) -> list[RequestOutput]:
         """Runs one step and returns the outputs of requests that have ended since the last call.

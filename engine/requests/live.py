@@ -66,7 +66,7 @@ class LiveRequest:
             )
         self.is_watched = streams or self._text is not None
 
-    def kernel_request(self, max_model_len: int) -> Request:
+    def kernel_request(self, max_model_len: int, priority: int = 0) -> Request:
         """What the scheduler needs to know of it."""
         params, prompt = self.params, self.prompt.token_ids
         return Request(
@@ -80,6 +80,7 @@ class LiveRequest:
             extra_keys=(("prompt_logprobs", str(self.request_id)),)
             if params.prompt_logprobs is not None
             else (),
+            priority=priority,
         )
 
     def take_token(self, token_id: int) -> bool:

@@ -115,6 +115,7 @@ def _build_add(take: Fields) -> AddRecord:
         stop_token_ids=frozenset(take.take("stop", tuple_of(check_int), ())),
         min_tokens=take.take("min_tokens", check_count, 0),
         extra_keys=take.take("extra_keys", tuple_of(check_pair), ()),
+        priority=take.take("priority", check_int, 0),
     )
     return AddRecord(
         request=request,

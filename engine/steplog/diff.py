@@ -42,6 +42,7 @@ FIELDS: dict[type, tuple[str, ...]] = {
         "max_tokens",
         "stop_token_ids",
         "min_tokens",
+        "priority",
         "extra_keys",
         "open_plans",
     ),

@@ -72,6 +72,8 @@ def _add_to_json(record: AddRecord) -> Json:
         line["stop"] = sorted(request.stop_token_ids)
     if request.min_tokens:
         line["min_tokens"] = request.min_tokens
+    if request.priority:
+        line["priority"] = request.priority
     if request.extra_keys:
         line["extra_keys"] = [list(pair) for pair in request.extra_keys]
     if record.outputs is not None:

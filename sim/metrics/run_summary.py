@@ -57,6 +57,25 @@ class RequestCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class PriorityClass:
+    """The completed requests of one priority."""
+
+    priority: int
+    completed: int
+    ttft: Latency
+    e2el: Latency
+
+    def to_json(self) -> Json:
+        """Latencies under their usual keys."""
+        return {
+            "priority": self.priority,
+            "completed": self.completed,
+            **self.ttft.to_json("ttft"),
+            **self.e2el.to_json("e2el"),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class CacheUse:
     """Prefix cache: tokens that admissions found, all of them and the first of each request."""
 
@@ -197,6 +216,8 @@ class SimFigures:
     provenance: Provenance
     intervals: RunIntervals | None = None
     trust: CostTrust | None = None
+    # Of a workload with priorities, the most important first.
+    priorities: tuple[PriorityClass, ...] = ()
 
     def to_json(self) -> Json:
         """The `sim` part of summary.json."""
@@ -220,6 +241,8 @@ class SimFigures:
             document["intervals"] = asdict(self.intervals)
         if self.trust is not None:
             document["trust"] = self.trust.to_json()
+        if self.priorities:
+            document["priorities"] = [one.to_json() for one in self.priorities]
         return document
 
 

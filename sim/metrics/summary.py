@@ -22,6 +22,7 @@ from sim.metrics.run_summary import (
     Latency,
     LoadFigures,
     PhysicalFloor,
+    PriorityClass,
     Provenance,
     ReplicaFigures,
     RequestCounts,
@@ -190,7 +191,29 @@ def _sim_figures(result: RunResult, times: Sequence[RequestTimes], facts: RunFac
         provenance=facts.provenance,
         intervals=facts.intervals,
         trust=facts.trust,
+        priorities=_priority_classes(result, times, stable),
     )
+
+
+def _priority_classes(
+    result: RunResult, times: Sequence[RequestTimes], stable: bool
+) -> tuple[PriorityClass, ...]:
+    """Latencies by priority, for a workload that has priorities."""
+    workload = result.workload
+    if workload.priorities is None:
+        return ()
+    classes: dict[int, list[RequestTimes]] = {}
+    for request in times:
+        classes.setdefault(workload.priority(request.row), []).append(request)
+    found = []
+    for priority in sorted(classes):
+        members = classes[priority]
+        ttft = _latency([request.ttft_ns / NS_PER_MS for request in members])
+        e2el = _latency([request.e2e_ns / NS_PER_MS for request in members])
+        if not stable:
+            ttft, e2el = ttft.without_tails(), e2el.without_tails()
+        found.append(PriorityClass(priority, len(members), ttft, e2el))
+    return tuple(found)
 
 
 def _latency(values: Sequence[float]) -> Latency:

@@ -26,10 +26,15 @@ LATENCY_COLUMNS = ("mean", "p50", "p90", "p95", "p99")
 
 def latency_rows(summary: RunSummary) -> list[list[str]]:
     """Latencies in ms: one row per metric, columns as in `LATENCY_COLUMNS`."""
-    return [
+    rows = [
         [label, *(_latency_cell(summary, column, key) for column in LATENCY_COLUMNS)]
         for label, key in LATENCIES
     ]
+    for one in summary.sim.priorities:
+        cells = [getattr(one.ttft, column) for column in LATENCY_COLUMNS]
+        shown = ["unstable" if cell is None else number(cell) for cell in cells]
+        rows.append([f"TTFT, priority {one.priority}", *shown])
+    return rows
 
 
 def _latency_cell(summary: RunSummary, column: str, key: str) -> str:

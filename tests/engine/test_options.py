@@ -131,3 +131,21 @@ def test_options_are_checked_without_torch():
         "import engine.worker.command, engine.requests.prompts\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_priorities_decide_who_is_first_and_belong_to_their_policy(tmp_path):
+    from llm_testing import greedy, make_prompts, start, write_tiny_model
+
+    folder = write_tiny_model(tmp_path / "tiny")
+    prompts, log = make_prompts(seed=2, count=6), tmp_path / "steps.jsonl"
+    options = dict(policy="priority", max_num_seqs=2, step_log=str(log))
+    with start(folder, **options) as llm:
+        outputs = llm.generate(prompts, greedy(), use_tqdm=False, priority=[3, 3, 3, 0, 0, 1])
+        firsts = [output.metrics.first_token_ns for output in outputs]
+        assert max(firsts[3:]) < min(firsts[:3])
+        for wrong in ([1], [0, 0, 0, 0, 0, "high"]):
+            with pytest.raises(ConfigError, match="priority=.*must be 6 whole numbers"):
+                llm.generate(prompts, greedy(), use_tqdm=False, priority=wrong)
+    assert '"priority":3' in log.read_text()
+    with start(folder) as llm, pytest.raises(ConfigError, match="belongs to policy priority"):
+        llm.generate(prompts, greedy(), use_tqdm=False, priority=[0] * 6)
