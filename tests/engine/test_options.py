@@ -144,7 +144,7 @@ def test_priorities_decide_who_is_first_and_belong_to_their_policy(tmp_path):
         firsts = [output.metrics.first_token_ns for output in outputs]
         assert max(firsts[3:]) < min(firsts[:3])
         for wrong in ([1], [0, 0, 0, 0, 0, "high"]):
-            with pytest.raises(ConfigError, match="priority=.*must be 6 whole numbers"):
+            with pytest.raises(ConfigError, match=r"priority=.*must be 6 whole numbers"):
                 llm.generate(prompts, greedy(), use_tqdm=False, priority=wrong)
     assert '"priority":3' in log.read_text()
     with start(folder) as llm, pytest.raises(ConfigError, match="belongs to policy priority"):
