@@ -71,9 +71,18 @@ def _aiperf_record(path: Path, row: Row) -> Row:
     return Row(row.line, flat, reason)
 
 
+def _list_of(path: Path, place: str, value: object) -> list[Any]:
+    """A list, which may be left out."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise InputError(f"{path}: {place}={value!r}: must be a list")
+    return value
+
+
 def _guidellm(path: Path, row: Row) -> Iterator[Row]:
     """GuideLLM's report; of several benchmarks the first."""
-    benchmarks = row.fields["benchmarks"]
+    benchmarks = _list_of(path, "benchmarks", row.fields["benchmarks"])
     first = benchmarks[0] if benchmarks else None
     requests = first.get("requests") if isinstance(first, dict) else None
     if not isinstance(requests, dict):
@@ -84,10 +93,11 @@ def _guidellm(path: Path, row: Row) -> Iterator[Row]:
         ("errored", "the request failed"),
         ("incomplete", "the request did not end"),
     ):
-        for request in requests.get(kind) or []:
+        place = f"benchmarks[0].requests.{kind}"
+        for request in _list_of(path, place, requests.get(kind)):
             number += 1
             if not isinstance(request, dict):
-                raise InputError(f"{path}: benchmarks[0].requests.{kind}: must hold objects")
+                raise InputError(f"{path}: {place}: must hold objects")
             start = request.get("request_start_time", request.get("start_time"))
             flat = {
                 "guide_prompt_tokens": request.get("prompt_tokens"),
@@ -98,7 +108,7 @@ def _guidellm(path: Path, row: Row) -> Iterator[Row]:
     for benchmark in benchmarks[1:]:
         requests = benchmark.get("requests") if isinstance(benchmark, dict) else None
         done = requests.get("successful") if isinstance(requests, dict) else None
-        for _ in done or []:
+        for _ in _list_of(path, "benchmarks[].requests.successful", done):
             number += 1
             yield Row(number, {}, "it belongs to another benchmark of the report than the first")
 
@@ -115,10 +125,10 @@ def latencies_of(path: Path, rows: Iterator[Row]) -> dict[str, float]:
     sums: dict[str, list[float]] = {"ttft_ms": [], "itl_ms": [], "e2el_ms": []}
     for row in rows:
         fields = row.fields
-        for value in fields.get("ttfts") or []:
+        for value in _list_of(path, "ttfts", fields.get("ttfts")):
             sums["ttft_ms"].append(_number(value) * 1e3)
-        for gaps in fields.get("itls") or []:
-            sums["itl_ms"].extend(_number(gap) * 1e3 for gap in gaps)
+        for gaps in _list_of(path, "itls", fields.get("itls")):
+            sums["itl_ms"].extend(_number(gap) * 1e3 for gap in _list_of(path, "itls[]", gaps))
         metrics = fields.get("metrics")
         if isinstance(metrics, dict):
             names = {"time_to_first_token": "ttft_ms", "inter_token_latency": "itl_ms",

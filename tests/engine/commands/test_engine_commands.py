@@ -8,6 +8,7 @@ from array import array
 import torch
 
 from engine.core import KernelConfig, Prompt, Request, Scheduler, fake_token
+from engine.core.policy_registry import POLICIES
 from engine.requests.committed_step import StepLogprobs
 from engine.sampling_params import RequestSampling, SamplingParams
 from engine.step.builder import StepBuilder, batch_order
@@ -163,14 +164,16 @@ def test_the_device_reads_and_writes_what_the_kernel_means():  # BUG-C06, BUG-C1
     for seed in range(60):
         rng = random.Random(seed)
         block_size = rng.choice([1, 2, 3, 4])
+        policy = rng.choice([*POLICIES])
+        threshold = {} if policy == "prefill_first" else {"long_prefill_token_threshold": 2}
         mirror = Mirror(
             num_blocks=40 // block_size,
             max_model_len=40,
             block_size=block_size,
             max_num_seqs=rng.choice([1, 2, 5]),
             max_num_batched_tokens=rng.choice([1, 3, 8, 40]),
-            policy=rng.choice(["mixed", "prefill_first"]),
-            long_prefill_token_threshold=rng.choice([0, 0, 2]),
+            policy=policy,
+            **rng.choice([{}, {}, threshold]),
         )
         for request_id in range(8):
             length = rng.randint(1, 15)
