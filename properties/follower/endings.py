@@ -81,6 +81,8 @@ def _check_first_tokens(picture: Picture) -> None:
     """LAW-S9: nobody samples its first token before an earlier arrival did."""
     if picture.config.long_prefill_token_threshold or picture.by_priority:
         return
+    if picture.spreads_prefill:
+        return  # a request that misses one token goes past a prompt that is held back
     before = True
     for track in sorted(picture.live.values(), key=lambda track: track.arrival):
         if track.first_token and not before:

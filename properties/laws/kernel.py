@@ -199,8 +199,8 @@ STEP_LAWS = (
     ),
     _by_table(
         "S9",
-        "First tokens come in order of arrival (without a threshold).",
-        UNPERTURBED,
+        "First tokens come in order of arrival (without a threshold and without spread prefill).",
+        FCFS,
         f"{_E}:commit",
     ),
     _by_table(
