@@ -31,8 +31,6 @@ class Policy(ABC):
     registers_when_scheduled: ClassVar[bool]
     # A half-done prompt stays at the head of waiting, with the blocks of its whole sequence.
     waiting_head_holds_blocks: ClassVar[bool]
-    # A preemption takes the newest running request, and arrival decides who is admitted first.
-    first_come_first_served: ClassVar[bool] = True
 
     @classmethod
     def bounds_holders(cls, config: KernelConfig) -> bool:

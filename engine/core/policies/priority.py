@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from typing import ClassVar
 
 from engine.core.policies.mixed import MixedPolicy
 from engine.core.request import RequestId
@@ -58,8 +57,6 @@ class PriorityPolicy(MixedPolicy):
 
     A better waiting request never displaces a running one except for want of blocks.
     """
-
-    first_come_first_served: ClassVar = False
 
     def make_waiting(self) -> PriorityQueue:
         """Ordered by priority, then arrival."""
