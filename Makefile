@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 DEMO_OUT ?= out/demo
 # One thread per process: the suites run small tensors, and ranks share the cores.
 export OMP_NUM_THREADS ?= 1
+JOBS ?= 2
 
 .PHONY: demo test check format props nightly golden mutate model bench size clean
 
@@ -14,8 +15,8 @@ demo: $(DEMO_VENV)/.installed  ## simulate a busy service on two H200 and write 
 	$(DEMO_VENV)/bin/lockstep sim run --workload poisson --rate 48 --num-requests 2000 \
 		--model qwen3-8b --hardware h200 --replicas 2 --goodput ttft:500 tpot:50 --out $(DEMO_OUT)
 
-test: $(VENV)/.installed  ## every suite that needs no GPU
-	$(BIN)/python -m pytest -q
+test: $(VENV)/.installed  ## every suite that needs no GPU; a file at a time on each of JOBS processes
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile
 
 check: $(VENV)/.installed  ## lint, types, import arrows
 	$(BIN)/ruff check .
