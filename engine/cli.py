@@ -86,6 +86,11 @@ EXTRAS = {
     "optuna": "search",
     "scipy": "calibrate",
     "pyarrow": "parquet",
+    "fastapi": "serve",
+    "pydantic": "serve",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
 }
 # The shell's code for a process that a closed pipe ended.
 BROKEN_PIPE_CODE = 141

@@ -15,14 +15,12 @@ from engine.layers.sharding import check_tp_size
 from engine.models.config import load_model_config
 from engine.options import EngineOptions
 from engine.requests.committed_step import CommittedStep
-from engine.requests.detokenize import byte_token_ids
 from engine.requests.live import LiveRequest
 from engine.requests.outputs import RequestOutput
 from engine.requests.progress import Progress
 from engine.requests.prompts import (
     PromptInput,
     TokenPrompt,
-    load_tokenizer,
     per_prompt_params,
     split_prompts,
     to_token_prompt,
@@ -34,6 +32,8 @@ from engine.step.header import kernel_config, log_header
 from engine.step.log import EngineLog
 from engine.step.loop import StepFailed, StepLoop
 from engine.steplog.api import StepLogWriter
+from engine.text.detokenize import byte_token_ids
+from engine.text.tokenizer import load_tokenizer
 from engine.worker.executor import Executor, make_executor
 from engine.worker.info import RunnerInfo
 

@@ -204,7 +204,28 @@ VERBS = (
            help="only this large shape, and nothing else; may be given twice"),
 )  # fmt: skip
 
-TABLE = Table((*DEPLOYMENT, *ENGINE, *SAMPLING, *VERBS))
+# The HTTP server, over either body.
+SERVER = (
+    Option(name="body", kind=str, choices=("engine", "sim"), help="what computes the tokens"),
+    Option(name="host", kind=str, help="address to listen on"),
+    Option(name="port", kind=int, least=0, most=65535, help="port to listen on; 0 for a free one"),
+    Option(name="api_key", kind=str, repeated=True, metavar="KEY",
+           help="key that clients must send; may be repeated"),
+    Option(name="served_model_name", kind=str, repeated=True, metavar="NAME",
+           help="name of the model for clients; may be repeated"),
+    Option(name="max_queue", kind=int, least=0,
+           help="requests beyond those that can run at a time; more are answered 503"),
+    Option(name="max_body_bytes", kind=int, least=1, sized=True, help="longest request body"),
+    Option(name="max_connections", kind=int, least=1, help="connections at a time"),
+    Option(name="client_timeout_s", kind=float, above=0, metavar="S",
+           help="longest time for sending a request, or for reading a part of an answer"),
+    Option(name="drain_timeout_s", kind=float, least=0, metavar="S",
+           help="time that accepted requests have after SIGTERM"),
+    Option(name="log_requests", kind=bool, switch=True,
+           help="log the id, sizes and times of every request; prompts and outputs never"),
+)  # fmt: skip
+
+TABLE = Table((*DEPLOYMENT, *ENGINE, *SAMPLING, *VERBS, *SERVER))
 
 
 def policy_situation(policy: str) -> str:

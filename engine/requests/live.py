@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from engine.core.plan import Finished
 from engine.core.request import Request, RequestId
 from engine.core.tokens import Prompt
-from engine.requests.detokenize import IncrementalDetokenizer, decode_output, prompt_context
 from engine.requests.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-from engine.requests.prompts import Tokenizer, TokenPrompt
+from engine.requests.prompts import TokenPrompt
 from engine.sampling_params import RequestSampling
+from engine.text.detokenize import IncrementalDetokenizer, decode_output, prompt_context
+from engine.text.tokenizer import Tokenizer
 
 
 class LiveRequest:

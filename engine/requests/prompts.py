@@ -5,33 +5,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 from engine.core.errors import ConfigError, InputError
 from engine.sampling_params import SamplingParams
+from engine.text.tokenizer import ChatMessage, Tokenizer
 
-# `content` is text or a list of text parts {"type": "text", "text": ...}.
-ChatMessage = Mapping[str, object]
 # Text, token ids, {"prompt": text}, {"prompt_token_ids": ids}, or a list of chat messages.
 PromptInput = str | Sequence[int] | Mapping[str, object] | Sequence[ChatMessage]
-
-
-class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that the engine uses."""
-
-    clean_up_tokenization_spaces: bool
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Ids of a text, with the special tokens that the tokenizer adds or without."""
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Text of ids."""
-
-    def apply_chat_template(
-        self, conversation: Sequence[ChatMessage], *, add_generation_prompt: bool, tokenize: bool
-    ) -> str:
-        """The conversation as the model was trained to read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +21,6 @@ class TokenPrompt:
 
     token_ids: array[int]
     text: str | None = None
-
-
-def load_tokenizer(folder: str) -> Tokenizer | None:
-    """The tokenizer of a model folder; None if the folder has none (random checkpoints)."""
-    names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
-    if not any((Path(folder) / name).exists() for name in names):
-        return None
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
-    # Cleaning up takes back spaces that a stream has already shown.
-    tokenizer.clean_up_tokenization_spaces = False
-    return tokenizer
 
 
 def split_prompts(prompts: object) -> list[PromptInput]:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("engine", "sim", "properties", "golden")
 DOCUMENTS = tuple(
     ROOT / "docs" / name
-    for name in ("architecture.md", "engine.md", "simulator.md", "verification.md")
+    for name in ("architecture.md", "engine.md", "server.md", "simulator.md", "verification.md")
 )
 MAP = re.compile(r"<!-- files of (\S+) -->\n(.*?)<!-- end of files -->", re.DOTALL)
 

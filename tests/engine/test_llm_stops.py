@@ -8,8 +8,8 @@ import shutil
 import pytest
 from llm_testing import VOCAB_SIZE, greedy, start, write_tiny_model
 
-from engine.requests.detokenize import IncrementalDetokenizer, decode_output
 from engine.sampling_params import SamplingParams
+from engine.text.detokenize import IncrementalDetokenizer, decode_output
 
 PROMPT = [11, 12, 13]
 

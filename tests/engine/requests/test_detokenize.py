@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_testing import KINDS
 
-from engine.requests.detokenize import (
+from engine.text.detokenize import (
     IncrementalDetokenizer,
     byte_token_ids,
     decode_output,

@@ -1,0 +1,4 @@
+"""The endpoints: each reads its body, runs a call and writes the answer.
+
+Imports the other files of `engine.server`; no body.
+"""
