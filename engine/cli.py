@@ -17,10 +17,14 @@ from engine.core.errors import ConfigError, InputError, LockstepError, RequestRe
 
 
 class Verb(NamedTuple):
-    """A verb of the command: `module:function` with the signature `main(argv) -> int`."""
+    """A verb of the command: `module:function` with the signature `main(argv) -> int`.
+
+    With `--body sim` it is `sim_target` that runs.
+    """
 
     target: str
     summary: str
+    sim_target: str = ""
 
 
 VERBS: dict[str, Verb] = {
@@ -36,6 +40,7 @@ VERBS: dict[str, Verb] = {
     "sim plan": Verb("sim.commands.plan:main", "find the capacity that meets an SLO"),
     "sim diff": Verb("sim.commands.diff:main", "compare the results of two simulated runs"),
     "generate": Verb("engine.commands.generate:main", "generate text with the real engine"),
+    "serve": Verb("engine.commands.serve:main", "serve a model over HTTP, as OpenAI does"),
     "bench throughput": Verb("engine.commands.bench_throughput:main", "measure offline throughput"),
     "bench compare": Verb("engine.commands.bench_compare:main", "measure this engine beside vLLM"),
     "bench latency": Verb("engine.commands.bench_latency:main", "measure the latency of one batch"),
@@ -159,7 +164,9 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _run(name: str, argv: list[str]) -> int:
-    module_name, function_name = VERBS[name].target.split(":")
+    verb = VERBS[name]
+    target = verb.sim_target if verb.sim_target and _asks_for_sim(argv) else verb.target
+    module_name, function_name = target.split(":")
     try:
         run: Callable[[list[str]], int] = getattr(import_module(module_name), function_name)
         return run(argv)
@@ -176,6 +183,11 @@ def _run(name: str, argv: list[str]) -> int:
     except SystemExit as stop:
         # argparse leaves this way after --help (0) and after a usage error (2).
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+
+
+def _asks_for_sim(argv: Sequence[str]) -> bool:
+    pairs = zip(argv, [*argv[1:], ""], strict=True)
+    return any(word == "--body=sim" or (word, after) == ("--body", "sim") for word, after in pairs)
 
 
 def _usage(group: str) -> str:

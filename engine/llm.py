@@ -98,6 +98,11 @@ class LLM:
         return self._loop.scheduler
 
     @property
+    def origin_ns(self) -> int:
+        """The zero of all times of this engine, by `time.perf_counter_ns`."""
+        return self._loop.origin_ns
+
+    @property
     def executor(self) -> Executor:
         """Where steps are computed, for inspection only."""
         return self._executor
@@ -171,9 +176,14 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         stream: bool = False,
         priority: Sequence[int] | None = None,
+        arrival_ns: int | None = None,
     ) -> list[RequestId]:
-        """Queues all prompts, or none if one of them is wrong, and returns their ids."""
-        return self._add(prompts, sampling_params, stream, priority=priority)
+        """Queues all prompts, or none if one of them is wrong, and returns their ids.
+
+        `arrival_ns` is when they arrived, by `time.perf_counter_ns`; now unless given.
+        """
+        since = None if arrival_ns is None else arrival_ns - self.origin_ns
+        return self._add(prompts, sampling_params, stream, priority=priority, arrival_ns=since)
 
     def _add(
         self,
@@ -182,6 +192,7 @@ class LLM:
         stream: bool = False,
         is_kept: bool = False,
         priority: Sequence[int] | None = None,
+        arrival_ns: int | None = None,
     ) -> list[RequestId]:
         self._check_open()
         items = split_prompts(prompts)
@@ -192,7 +203,9 @@ class LLM:
         ready: list[tuple[Request, LiveRequest]] = []
         for place, (item, param) in enumerate(zip(items, params, strict=True)):
             prompt = to_token_prompt(item, self.tokenizer, vocab_size, place)
-            live = self._live_request(self._next_id + place, prompt, param, stream, is_kept)
+            live = self._live_request(
+                self._next_id + place, prompt, param, stream, is_kept, arrival_ns
+            )
             request = live.kernel_request(config.max_model_len, ranks[place])
             self._check_request(request)
             ready.append((request, live))
@@ -238,6 +251,17 @@ class LLM:
         if request_id in self._requests:
             self._settle()
         return self._requests.claim_one(request_id)
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Ends a request of `add_requests` that nobody waits for: it has no output.
+
+        Unlike `abort` it does not wait for the step under way.
+        """
+        self._check_open()
+        running = request_id in self._requests
+        self._requests.disown([request_id])
+        if running:
+            self._loop.abort(request_id)
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -292,13 +316,17 @@ class LLM:
         except RequestRejected as error:
             if error.reason != "prompt_too_long":
                 raise
-            cause = self.model_config.length_limit
-            if self.options.max_model_len is not None:
-                cause = "the option max_model_len says so"
-            elif self.info.max_model_len < self.model_config.max_position_embeddings:
-                cause = f"the KV cache holds {self.info.num_blocks * self.info.block_size} tokens"
-            detail = f"{error.detail}: {cause}"
+            detail = f"{error.detail}: {self.length_limit_cause}"
             raise RequestRejected(error.request_id, error.reason, detail) from None
+
+    @property
+    def length_limit_cause(self) -> str:
+        """Why requests cannot be longer, for those who ask for more."""
+        if self.options.max_model_len is not None:
+            return "the option max_model_len says so"
+        if self.info.max_model_len < self.model_config.max_position_embeddings:
+            return f"the KV cache holds {self.info.num_blocks * self.info.block_size} tokens"
+        return self.model_config.length_limit
 
     def _live_request(
         self,
@@ -307,13 +335,14 @@ class LLM:
         params: SamplingParams,
         stream: bool,
         is_kept: bool,
+        arrival_ns: int | None,
     ) -> LiveRequest:
         stops = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stops |= self._eos_token_ids  # BUG-C48
         seed = request_seed(params, self.options.seed, number)
         sampling = RequestSampling(params, seed, len(prompt.token_ids), stops)
-        now_ns = self._loop.now_ns()
+        now_ns = self._loop.now_ns() if arrival_ns is None else arrival_ns
         return LiveRequest(
             number, prompt, sampling, now_ns, self.tokenizer, stream, is_kept, self._byte_ids
         )

@@ -7,7 +7,7 @@ sees and gives token ids only.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -30,6 +30,7 @@ class ModelInfo:
     num_engines: int = 1
     eos_token_ids: frozenset[int] = frozenset()
     body: str = "engine"
+    is_paced: bool = False  # whether its steps follow the wall clock, and `lag_ns` has a meaning
     facts: Mapping[str, str] = field(default_factory=dict)  # of `vllm:cache_config_info`
 
 
@@ -80,7 +81,7 @@ class Body(Protocol):
     def abort(self, request_id: str) -> None:
         """Ends a request; unknown ids are those that have just ended. No delta follows."""
 
-    def wait_for_death(self) -> Awaitable[None]:
+    async def wait_for_death(self) -> None:
         """Returns when the body has died, and never else."""
 
     async def sleep(self, level: int = 1) -> None:

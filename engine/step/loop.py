@@ -94,6 +94,11 @@ class StepLoop:
         return time.perf_counter_ns() - self._origin_ns
 
     @property
+    def origin_ns(self) -> int:
+        """The zero of `now_ns`, by `time.perf_counter_ns`."""
+        return self._origin_ns
+
+    @property
     def num_open(self) -> int:
         """Steps that were scheduled and not committed."""
         return len(self._open)

@@ -30,6 +30,9 @@ class Executor(Protocol):
     def is_dead(self) -> bool:
         """True once it can take no more steps."""
 
+    def find_loss(self) -> str | None:
+        """What would make the next step fail, as far as it can be seen without one."""
+
     def launch(self, command: StepCommand) -> None:
         """Starts a step."""
 
@@ -71,6 +74,10 @@ class LocalExecutor:
     def is_dead(self) -> bool:
         """True once the device fails even when nothing is asked of it (a sticky CUDA error)."""
         return self._is_dead
+
+    def find_loss(self) -> str | None:
+        """Nothing: an error of the device shows in a step only."""
+        return None
 
     def launch(self, command: StepCommand) -> None:
         """Starts a step; one that finds too little memory is tried a second time."""

@@ -86,6 +86,13 @@ class TpExecutor:
         """True once a rank failed or the executor was closed."""
         return self._closed
 
+    def find_loss(self) -> str | None:
+        """The first rank whose process has ended."""
+        for rank, process in enumerate(self._processes):
+            if process.exitcode is not None:
+                return f"rank {rank} has ended with exit code {process.exitcode}"
+        return None
+
     @property
     def worker_pids(self) -> list[int]:
         """Process ids of the ranks, for diagnosis."""

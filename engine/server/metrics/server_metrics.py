@@ -41,7 +41,7 @@ class EngineMetrics:
         self.waiting_capacity = parent.waiting_by_reason.at(*labels, "capacity")
         parent.waiting_by_reason.at(*labels, "deferred")
         self.kv_usage = parent.kv_usage.at(*labels)
-        self.lag = parent.lag.at(*labels)
+        self.lag = None if parent.lag is None else parent.lag.at(*labels)
         self.queries = parent.queries.at(*labels)
         self.hits = parent.hits.at(*labels)
         self.preemptions = parent.preemptions.at(*labels)
@@ -100,7 +100,8 @@ class ServerMetrics:
         engine.waiting.value = stats.num_waiting
         engine.waiting_capacity.value = stats.num_waiting
         engine.kv_usage.value = stats.kv_cache_usage
-        engine.lag.value = stats.lag_ns / NS_PER_S
+        if engine.lag is not None:
+            engine.lag.value = stats.lag_ns / NS_PER_S
         engine.queries.add(stats.prefix_cache_queries)
         engine.hits.add(stats.prefix_cache_hits)
         engine.preemptions.add(stats.num_preemptions)
@@ -239,9 +240,11 @@ class ServerMetrics:
         self.decode = histogram("vllm:request_decode_time_seconds", "Time in DECODE.", latency)
 
     def _make_own(self, info: ModelInfo) -> None:
-        self.lag = self._families.gauge(
-            "lockstep:clock_lag_seconds", "How far a paced body is behind the wall clock."
-        )
+        self.lag = None
+        if info.is_paced:
+            self.lag = self._families.gauge(
+                "lockstep:clock_lag_seconds", "How far a paced body is behind the wall clock."
+            )
         self._shared = Families(())
         self._refused = self._shared.counter(
             "vllm:admission_rejections", "Refusals by a queue limit.", "model_name", "reason"

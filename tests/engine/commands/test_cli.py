@@ -45,9 +45,9 @@ def test_help_lists_every_verb_with_one_line(capsys):
     for words in (["--help"], ["-h"], ["help"]):
         assert main(words) == 0
         printed = capsys.readouterr().out
-        for name, (_, summary) in VERBS.items():
+        for name, verb in VERBS.items():
             assert any(
-                line.strip().startswith(name) and line.endswith(summary)
+                line.strip().startswith(name) and line.endswith(verb.summary)
                 for line in printed.splitlines()
             )
 
