@@ -105,6 +105,9 @@ class BlockManager:
         if sequence.chain:
             self.index.dereference(sequence.chain[-1])
             sequence.chain = []
+        if sequence.root is not None:
+            self.index.dereference(sequence.root)
+            sequence.root = None
 
     def _extend_chain(self, sequence: Sequence, num_blocks: int) -> None:
         """Makes the keys of the first `num_blocks` blocks; it holds only the deepest."""
@@ -114,6 +117,7 @@ class BlockManager:
         index = self.index
         if sequence.root is None:
             sequence.root = index.root(sequence.request.extra_keys)
+            sequence.root.ref_count += 1
         before = chain[-1] if chain else None
         node = before or sequence.root
         for number in range(len(chain), num_blocks):

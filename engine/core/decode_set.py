@@ -3,12 +3,14 @@
 Every decode step moves all members on by one token, so a member stores `base` and its number of
 tokens is `base + clock`. Members whose next block comes due are found through a calendar of
 block_size phases, those that reach their length limit through a heap, and sampled tokens are
-kept as one column per step until somebody asks for a member's own.
+kept as one column per step until somebody asks for a member's own. The heap has one entry per
+membership; that of a member that was passed over is early, and put right when it comes up.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from operator import attrgetter
@@ -18,6 +20,9 @@ from engine.core.request import RequestId
 from engine.core.sequence import Sequence
 
 _BY_ADMISSION = attrgetter("admission_index")
+_SPARE_LIMITS = 32
+
+LimitEntry = tuple[int, int, RequestId]  # (clock at the limit or before, admission_index, id)
 
 
 class DecodeSet:
@@ -33,9 +38,7 @@ class DecodeSet:
         self._gapped = False  # whether a row of `batch` left it since then
         self._generation = 0
         self._phases: dict[int, dict[RequestId, Sequence]] = {}
-        self._limits: list[
-            tuple[int, int, RequestId]
-        ] = []  # (clock at the limit, admission_index, id)
+        self._limits: list[LimitEntry] = []
         self._columns: list[Seq[int]] = []  # tokens that rows of `batch` have not all taken over
         self._run: list[Seq[int]] | None = None  # the same, by row, during a run of steps
         self._run_steps = 0
@@ -55,7 +58,8 @@ class DecodeSet:
             self.members = {
                 s.request_id: s for s in sorted(self.members.values(), key=_BY_ADMISSION)
             }
-        self._enter(sequence)
+        self._enter_phase(sequence)
+        self._watch_limit(sequence)
         self._stale = True
 
     def leave(self, sequence: Sequence) -> None:
@@ -71,11 +75,16 @@ class DecodeSet:
             sequence.decoding = False
             self._gapped = True
 
-    def _enter(self, sequence: Sequence) -> None:
+    def _enter_phase(self, sequence: Sequence) -> None:
         phase = self._phases.setdefault(sequence.base % self.block_size, {})
         phase[sequence.request_id] = sequence
-        entry = (sequence.limit - sequence.base, sequence.admission_index, sequence.request_id)
-        heapq.heappush(self._limits, entry)
+
+    def _watch_limit(self, sequence: Sequence) -> None:
+        """Enters a member into the heap, which at times forgets those who left early."""
+        heapq.heappush(self._limits, _limit_entry(sequence))
+        if len(self._limits) > 2 * len(self.members) + _SPARE_LIMITS:
+            self._limits = [_limit_entry(member) for member in self.members.values()]
+            heapq.heapify(self._limits)
 
     # Time ---------------------------------------------------------------------------------
 
@@ -117,38 +126,36 @@ class DecodeSet:
         for sequence in unscheduled:
             del self._phases[sequence.base % self.block_size][sequence.request_id]
             sequence.base -= 1
-            self._enter(sequence)
+            self._enter_phase(sequence)
 
     def take_at_limit(self) -> list[Sequence]:
         """Takes out the members whose newest token is their last one, in running order."""
-        limits = self._limits
         ending: list[Sequence] = []
-        while limits and limits[0][0] <= self.clock:
-            sequence = self._valid(heapq.heappop(limits))
-            if sequence is not None:
-                self.leave(sequence)
-                ending.append(sequence)
+        while (sequence := self._first_at_limit(self.clock)) is not None:
+            heapq.heappop(self._limits)
+            self.leave(sequence)
+            ending.append(sequence)
         ending.sort(key=_BY_ADMISSION)
         return ending
 
     def next_limit(self) -> int | None:
         """The clock at which the next member reaches its limit."""
-        limits = self._limits
-        while limits and self._valid(limits[0]) is None:
-            heapq.heappop(limits)
-        return limits[0][0] if limits else None
+        sequence = self._first_at_limit()
+        return None if sequence is None else sequence.limit - sequence.base
 
-    def _valid(self, entry: tuple[int, int, RequestId]) -> Sequence | None:
-        """The member that a heap entry speaks of, unless it left or was skipped in a step since."""
-        clock, admission_index, request_id = entry
-        sequence = self.members.get(request_id)
-        if (
-            sequence is None
-            or sequence.admission_index != admission_index
-            or sequence.limit - sequence.base != clock
-        ):
-            return None
-        return sequence
+    def _first_at_limit(self, clock: float = math.inf) -> Sequence | None:
+        """The member whose limit comes first, if by that clock; its entry is the heap's first."""
+        limits = self._limits
+        while limits and limits[0][0] <= clock:
+            due, admission_index, request_id = limits[0]
+            sequence = self.members.get(request_id)
+            if sequence is None or sequence.admission_index != admission_index:
+                heapq.heappop(limits)  # it left
+            elif sequence.limit - sequence.base > due:
+                heapq.heapreplace(limits, _limit_entry(sequence))  # it was passed over since
+            else:
+                return sequence
+        return None
 
     # The shared batch -----------------------------------------------------------------------
 
@@ -220,3 +227,7 @@ class DecodeSet:
         self._columns = []
         self._run = None
         self._run_steps = 0
+
+
+def _limit_entry(sequence: Sequence) -> LimitEntry:
+    return (sequence.limit - sequence.base, sequence.admission_index, sequence.request_id)

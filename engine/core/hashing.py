@@ -20,13 +20,20 @@ class ChainNode:
 
     `blocks` are the pool's blocks registered under this key, in order of registration (LAW-K3).
     `ref_count` counts registered blocks, child nodes and sequences that rest on the node; it
-    lives in the index for as long as that is not zero.
+    lives in the index for as long as that is not zero. A root has `extra_keys` and no parent.
     """
 
-    __slots__ = ("blocks", "collision", "content", "hash", "parent", "ref_count")
+    __slots__ = ("blocks", "collision", "content", "extra_keys", "hash", "parent", "ref_count")
 
-    def __init__(self, hash_: int, parent: ChainNode | None, content: Content) -> None:
+    def __init__(
+        self,
+        hash_: int,
+        parent: ChainNode | None,
+        content: Content,
+        extra_keys: ExtraKeys | None = None,
+    ) -> None:
         self.hash = hash_
+        self.extra_keys = extra_keys
         self.parent = parent
         self.content = content
         # Nearly all keys have one block, and a tuple of one takes half the memory of a list.
@@ -57,12 +64,14 @@ class PrefixIndex:
         return found
 
     def root(self, extra_keys: ExtraKeys) -> ChainNode:
-        """The node of the empty prefix; each set of typed extra keys has a tree of its own."""
+        """The node of the empty prefix; each set of typed extra keys has a tree of its own.
+
+        The caller takes a reference before anything else happens.
+        """
         root = self._roots.get(extra_keys)
         if root is None:
             seed = xxhash.xxh64_intdigest(json.dumps(extra_keys).encode()) & self._mask
-            root = self._roots[extra_keys] = ChainNode(seed, None, b"")
-            root.ref_count = 1  # roots stay
+            root = self._roots[extra_keys] = ChainNode(seed, None, b"", extra_keys)
         return root
 
     def intern(self, parent: ChainNode, content: Content) -> ChainNode:
@@ -87,12 +96,15 @@ class PrefixIndex:
         node.ref_count -= 1
         while node.ref_count == 0:
             self._forget(node)
-            parent = node.parent
-            assert parent is not None, "roots are never forgotten"
-            node = parent
+            if node.parent is None:
+                return
+            node = node.parent
             node.ref_count -= 1
 
     def _forget(self, node: ChainNode) -> None:
+        if node.extra_keys is not None:
+            del self._roots[node.extra_keys]
+            return
         head = self._buckets[node.hash]
         if head is node:
             if node.collision is None:

@@ -69,6 +69,10 @@ class SchedulerViews:
         sequence = self._sequence(request_id)
         return self.state.decodes.num_tokens(sequence) if sequence.decoding else sequence.num_tokens
 
+    def num_known_tokens(self, request_id: RequestId) -> int:
+        """Prompt and committed outputs, which is what an admission looks up in the cache."""
+        return self.state.decodes.num_known(self._sequence(request_id))
+
     def num_computed_tokens(self, request_id: RequestId) -> int:
         """Leading tokens whose KV is valid, or will be once the open plans are computed."""
         return self.state.num_computed_tokens(self._sequence(request_id))

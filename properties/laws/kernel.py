@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from properties.defects import decisions
+from properties.defects import decisions, growth
 from properties.defects import prefix_cache as cache
 from properties.defects import tables as blocks
 from properties.defects.probed import SkipsChunkToken, UncheckedConfig
 from properties.laws.registry import ASYNC, BOTH, EXACT, FCFS, PRIORITY, UNPERTURBED, Law
-from properties.search import probes
+from properties.search import probes, sizes
 
 _F = "properties.follower.follower:Follower"
 _B = "properties.follower.pool_picture:BlockPicture"
@@ -334,6 +334,14 @@ LIFE_LAWS = (
         "Nobody is preempted in a step in which a later arrival gains blocks.",
         UNPERTURBED,
         "properties.follower.fairness:after_step",
+    ),
+    Law(
+        "L11",
+        "Nothing that is kept grows with the steps and requests that have passed.",
+        BOTH,
+        ("properties.search.sizes:long_run",),
+        partial(probes.alarm, sizes.long_run, growth.EntersLimitsAnew),
+        "EntersLimitsAnew, KeepsSalts, RemembersTheEnded, KeepsNodes",
     ),
     _by_table(
         "C1",

@@ -8,15 +8,18 @@ from functools import partial
 from typing import ClassVar
 from unittest import mock
 
-from engine.core.request import Request
+from engine.core.request import Request, RequestId
 from engine.core.scheduler import Scheduler
 from engine.core.waiting import FcfsQueue
 from properties.defects.decisions import PreemptsOldest
 from properties.follower.view import LawBroken
 from properties.laws.registry import SIMULATOR, Law
 from properties.search.probes import alarm
-from properties.timed_runs import simulated
+from properties.timed_runs import long_runs, simulated
+from properties.timed_runs.random_runs import every_figure, judged, random_run
+from properties.timed_runs.spoiled import SPOILED, first_noticed
 from properties.timed_runs.timed import Case, Timed, UnitCost, random_case, simulate
+from sim.cluster.server import Server
 from sim.cost.features import StepFeatures
 from sim.metrics.requests import Ledger, Population
 
@@ -127,6 +130,27 @@ def _rounded(case: Case) -> None:
         simulated.replay_parity(case)
 
 
+def _spoiled_figure() -> LawBroken | None:
+    """What is said about the first of the planted defects; a test plants all."""
+    found = first_noticed(SPOILED[0], lambda seed: every_figure(judged(random_run(seed))), range(9))
+    return found[1] if found is not None and isinstance(found[1], LawBroken) else None
+
+
+class _HoardingServer(Server):
+    """Keeps what it knew of requests that have ended."""
+
+    def _forget(self, request_id: RequestId, num_outputs: int) -> int:
+        live = self._live[request_id]
+        row = super()._forget(request_id, num_outputs)
+        self._live[request_id] = live
+        return row
+
+
+def _hoard() -> LawBroken | None:
+    with mock.patch("sim.cluster.simulation.Server", _HoardingServer):
+        return alarm(long_runs.long_runs, 1)
+
+
 _S = "properties.timed_runs.simulated"
 _R = "properties.timed_runs.relations"
 
@@ -230,5 +254,21 @@ SIMULATOR_LAWS: tuple[Law, ...] = (
         (f"{_S}:replay_parity",),
         partial(_first_alarm, _rounded, of_run=False),
         "an export that rounds arrivals",
+    ),
+    Law(
+        "M11",
+        "Every figure of a summary equals the one that its step log and its requests give.",
+        SIMULATOR,
+        ("properties.timed_runs.random_runs:every_figure",),
+        _spoiled_figure,
+        "a TPOT that divides by all output tokens, and the others of [mutants.md](mutants.md)",
+    ),
+    Law(
+        "M12",
+        "What a server keeps is bounded by its live requests, not by those that it has served.",
+        SIMULATOR,
+        ("properties.timed_runs.long_runs:few_things_kept",),
+        _hoard,
+        "a server that keeps what it knew of the ended",
     ),
 )

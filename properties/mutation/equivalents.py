@@ -105,21 +105,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         'self.collision: ChainNode | None = ""',
     ): "intern sets it before a node can be found; roots are in no bucket",
     (
-        "PrefixIndex.root",
-        'root = self._roots[extra_keys] = ChainNode(seed, None, b"")',
-        "root = self._roots[extra_keys] = ChainNode(seed, None, None)",
-    ): "a root has no block, so its content is never read",
-    (
-        "PrefixIndex.root",
-        'root = self._roots[extra_keys] = ChainNode(seed, None, b"")',
-        'root = self._roots[extra_keys] = ChainNode(seed, None, b"XXXX")',
-    ): "a root has no block, so its content is never read",
-    (
-        "PrefixIndex.root",
-        "root.ref_count = 1  # roots stay",
-        "root.ref_count = 2  # roots stay",
-    ): "any number but 0 keeps a root",
-    (
         "Scheduler._commit",
         "pairs = [p for p in zip(sampled, token_ids, strict=True) if p[0] not in dropped]",
         "pairs = [p for p in zip(sampled, token_ids, strict=None) if p[0] not in dropped]",

@@ -139,7 +139,7 @@ class _Walk:
         return self._running.get(found.request_id) is found
 
     def _decode_set(self, found: DecodeSet) -> dict[str, Any]:
-        """Phases and limits relative to the clock; entries of the heap that nobody heeds go."""
+        """Phases relative to the clock; of the heap, whose limits it watches and nothing else."""
         clock, size = found.clock, found.block_size
         phases = {
             (phase + clock) % size: sorted(map(str, members))
@@ -151,13 +151,17 @@ class _Walk:
             for place, row in enumerate(found._rows)
             if row.decoding
         }
-        limits = [entry for entry in found._limits if found._valid(entry) is not None]
+        watched = {  # early entries are put right when they come up
+            self._ids[name]
+            for _, admission, name in found._limits
+            if name in found.members and found.members[name].admission_index == admission
+        }
         return {
             "members": [member.request_id for member in found.members.values()],
             "_rows": [row.request_id for row in found._rows],
             "_columns": awaited,
             "_phases": [(phase, [self._ids[n] for n in phases[phase]]) for phase in sorted(phases)],
-            "_limits": sorted({(entry[0] - clock, self._ids[entry[2]]) for entry in limits}),
+            "_limits": sorted(watched),
         }
 
     def _pool(self, found: BlockPool) -> dict[str, Any]:

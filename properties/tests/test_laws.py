@@ -21,10 +21,10 @@ STATED = (
     + [f"S{i}" for i in range(1, 15)]
     + [f"A{i}" for i in range(1, 5)]
     + [f"T{i}" for i in range(1, 6)]
-    + [f"L{i}" for i in range(1, 11)]
+    + [f"L{i}" for i in range(1, 12)]
     + ["C1", "C2"]
     + [f"E{i}" for i in range(1, 6)]
-    + [f"M{i}" for i in range(1, 11)]
+    + [f"M{i}" for i in range(1, 13)]
 )
 
 

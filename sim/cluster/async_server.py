@@ -133,6 +133,7 @@ class AsyncServer(Server):
 
     def _drop(self, step: Launched) -> None:
         """Ends a step that nothing was left for, since all that ran ended with the one before."""
+        self._note_preempted(step.plan)
         outcome = self.scheduler.commit(step.plan, [])
         if self._log is not None:
             now = self._env.now

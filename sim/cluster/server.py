@@ -212,10 +212,9 @@ class Server:
             ledger.preempted(live.row, now)
             self._num_sharers -= live.sharer
             live.sharer = False
-            self._clock.preempted(request_id)
         for admission in plan.admitted:
             live = self._live[admission.request_id]
-            queried = self.scheduler.num_tokens(admission.request_id)
+            queried = self.scheduler.num_known_tokens(admission.request_id)
             stats.hit_tokens += admission.hit_tokens
             stats.queried_tokens += queried
             if ledger.first_scheduled_ns[live.row] == UNSET:
@@ -315,6 +314,7 @@ class Server:
 
     def _book_tokens(self, plan: StepPlan, ends_ns: list[int]) -> None:
         """Books when the entries of a flight get their tokens."""
+        self._note_preempted(plan)
         if plan.decode.request_ids:
             self._clock.decode(plan.decode, ends_ns)
         first_token_ns = self._ledger.first_token_ns
@@ -324,6 +324,11 @@ class Server:
                 row = self._live[chunk.request_id].row
                 if first_token_ns[row] == UNSET:
                     first_token_ns[row] = ends_ns[0]
+
+    def _note_preempted(self, plan: StepPlan) -> None:
+        """Only now: a token in flight came to them after this plan had been decided."""
+        for request_id in plan.preempted:
+            self._clock.preempted(request_id)
 
     def _finish(self, request_id: RequestId, time_ns: int, num_outputs: int) -> None:
         self._report(self._forget(request_id, num_outputs), time_ns, num_outputs)

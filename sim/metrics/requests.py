@@ -79,7 +79,7 @@ class Ledger:
             self._moving.discard(row)
             self.moved_in_ns.append(time_ns)
         else:
-            self.preempted_ns[row] += time_ns - self._preempted_at.pop(row)
+            self._back_from_preemption(row, time_ns)
 
     def preempted(self, row: int, time_ns: int) -> None:
         """A request lost its blocks and went back to the queue."""
@@ -99,6 +99,12 @@ class Ledger:
         self.finish_ns[row] = time_ns
         self.output_tokens[row] = output_tokens
         self.in_system.change(-1, time_ns)
+        if row in self._preempted_at:  # a token in flight has ended it in the queue (P-P7)
+            self.in_queue.change(-1, time_ns)
+            self._back_from_preemption(row, time_ns)
+
+    def _back_from_preemption(self, row: int, time_ns: int) -> None:
+        self.preempted_ns[row] += time_ns - self._preempted_at.pop(row)
 
 
 def _column(num_rows: int) -> array[int]:

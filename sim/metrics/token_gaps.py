@@ -90,8 +90,8 @@ class TokenClock:
         self._newest_ns[request_id] = token_ns
 
     def preempted(self, request_id: RequestId) -> None:
-        """A request leaves its batch and will come back through a chunk."""
-        if request_id in self._rows:
+        """A request leaves its batch and will come back through a chunk, unless it has ended."""
+        if request_id in self._rows and request_id not in self._ended:
             self._newest_ns[request_id] = self._rows_ns
             self._rows -= {request_id}
 
