@@ -3,7 +3,7 @@
 Owns wrong kernels and perturbed ones. Imports `engine.core` only, so that any suite can use them.
 """
 
-from properties.defects import asynchrony, by_priority, decisions, fairness
+from properties.defects import asynchrony, by_priority, decisions, fairness, pipeline
 from properties.defects import endings as lifecycle
 from properties.defects import prefix_cache as cache
 from properties.defects import tables as blocks
@@ -17,6 +17,7 @@ MUTANTS: tuple[Mutant, ...] = (
     + fairness.MUTANTS
     + asynchrony.MUTANTS
     + by_priority.MUTANTS
+    + pipeline.MUTANTS
 )
 
 __all__ = ["MUTANTS", "Mutant", "Planted"]

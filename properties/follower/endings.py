@@ -197,12 +197,11 @@ def compare_state(picture: Picture, target: Target) -> None:
             complain("B8", f"{name!r} was not admitted and holds {table}")
         if table != tuple(track.table):
             complain("B6", f"{name!r} holds {table}, the plans say {track.table}")
-        if not picture.open:
-            computed = target.num_computed_tokens(name)
-            if computed != track.computed:
-                complain("S5", f"{name!r}: {computed} computed, not {track.computed}")
-            if track.sampled and track.computed != track.tokens - 1:
-                complain("S5", f"{name!r} decodes with {computed} of {track.tokens} computed")
+        computed = target.num_computed_tokens(name)
+        if computed != track.computed:
+            complain("S5", f"{name!r}: {computed} computed, not {track.computed}")
+        if not picture.open and track.sampled and track.computed != track.tokens - 1:
+            complain("S5", f"{name!r} decodes with {computed} of {track.tokens} computed")
     _compare_free(picture, target)
 
 

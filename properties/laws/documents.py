@@ -7,8 +7,12 @@ from collections.abc import Callable
 from engine.arguments.parser import VerbParser
 from engine.arguments.source_tree import ROOT, docs_folder
 from properties.defects import MUTANTS
+from properties.defects.facade import FACADE_DEFECTS
+from properties.defects.growth import LEAKS
 from properties.follower.view import law_name
-from properties.laws import KERNEL_LAWS, Law, all_laws, caught
+from properties.laws import BUDGET, KERNEL_LAWS, Law, all_laws, caught
+from properties.search.probes import alarm
+from properties.search.sizes import long_run
 
 DOCS = ROOT / "docs"
 FAMILIES = {
@@ -45,6 +49,17 @@ switched off; *first alarm* is the law that is broken first when all are on. Gen
 ([bugs.md](bugs.md)), a version of nano-vLLM, or our own idea.
 """
 
+LONG_RUNS_HEAD = """Leaks of the kernel. A walk over all that is reachable from it finds them
+(`properties/search/sizes.py`).
+"""
+FIGURES_HEAD = """Functions of the simulator replaced while a run is made and summed up.
+The run is the first random one whose summary differs from the one that its log gives (LAW-M11).
+"""
+FACADE_HEAD = """Attributes of the engine's classes replaced.
+Disturbed runs of an engine on a stand-in for the model find each of them, those that only make something grow by the size of what is kept
+(`tests/engine/test_facade_defects.py`).
+"""
+
 
 def laws_document() -> str:
     """The text of docs/laws.md."""
@@ -68,8 +83,6 @@ def _row(law: Law) -> str:
 
 def mutants_document() -> str:
     """The text of docs/mutants.md; runs every planted defect."""
-    from properties.laws import BUDGET
-
     parts = [MUTANTS_HEAD.format(budget=BUDGET)]
     parts.append("| defect | what is wrong | source | own law (workload) | first alarm |")
     parts.append("| --- | --- | --- | --- | --- |")
@@ -87,7 +100,48 @@ def mutants_document() -> str:
             alarm = law.canary()
             told = f"{law_name(alarm.law)} (probe)" if alarm else "**not caught**"
             parts.append(f"| {law.canary_text} | see {law_name(law.id)} | own | {told} | {told} |")
-    return "\n".join(parts) + "\n"
+    return "\n".join([*parts, *_long_runs(), *_figures(), *_facade()]) + "\n"
+
+
+def _long_runs() -> list[str]:
+    """Defects that only a long run shows."""
+    rows = [
+        "\n## Long runs\n",
+        LONG_RUNS_HEAD,
+        "| defect | what is wrong | found |",
+        "| --- " * 3 + "|",
+    ]
+    for leak in LEAKS:
+        found = alarm(long_run, leak)
+        told = f"{law_name(found.law)}" if found else "**not caught**"
+        what = (leak.__doc__ or "").strip()
+        rows.append(f"| {leak.__name__} | {what} | {told} |")
+    return rows
+
+
+def _figures() -> list[str]:
+    """Wrong figures of the simulator (they need the package `sim`)."""
+    from properties.timed_runs.random_runs import judge_seed
+    from properties.timed_runs.spoiled import SPOILED, first_noticed
+
+    rows = [
+        "\n## Figures\n",
+        FIGURES_HEAD,
+        "| defect | what is wrong | run, alarm |",
+        "| --- " * 3 + "|",
+    ]
+    for spoiled in SPOILED:
+        found = first_noticed(spoiled, judge_seed, range(BUDGET))
+        told = f"{found[0]}: {found[1]}" if found else "**not caught**"
+        rows.append(f"| {spoiled.name} | {spoiled.what} | {told} |")
+    return rows
+
+
+def _facade() -> list[str]:
+    rows = ["\n## Facade\n", FACADE_HEAD, "| defect | what is wrong | place |", "| --- " * 3 + "|"]
+    for defect in FACADE_DEFECTS:
+        rows.append(f"| {defect.name} | {defect.what} | `{defect.place.partition(':')[2]}` |")
+    return rows
 
 
 def _document_main(argv: list[str], verb: str, file_name: str, text_of: Callable[[], str]) -> int:

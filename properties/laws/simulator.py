@@ -16,7 +16,7 @@ from properties.follower.view import LawBroken
 from properties.laws.registry import SIMULATOR, Law
 from properties.search.probes import alarm
 from properties.timed_runs import long_runs, simulated
-from properties.timed_runs.random_runs import every_figure, judged, random_run
+from properties.timed_runs.random_runs import judge_seed
 from properties.timed_runs.spoiled import SPOILED, first_noticed
 from properties.timed_runs.timed import Case, Timed, UnitCost, random_case, simulate
 from sim.cluster.server import Server
@@ -132,7 +132,7 @@ def _rounded(case: Case) -> None:
 
 def _spoiled_figure() -> LawBroken | None:
     """What is said about the first of the planted defects; a test plants all."""
-    found = first_noticed(SPOILED[0], lambda seed: every_figure(judged(random_run(seed))), range(9))
+    found = first_noticed(SPOILED[0], judge_seed, range(9))
     return found[1] if found is not None and isinstance(found[1], LawBroken) else None
 
 

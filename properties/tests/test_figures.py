@@ -8,15 +8,17 @@ import pytest
 
 from properties.follower.view import LawBroken
 from properties.timed_runs.facts import NO_FIGURES, compare
-from properties.timed_runs.random_runs import Judged, every_figure, judged, random_run
+from properties.timed_runs.random_runs import (
+    Judged,
+    every_figure,
+    judge_seed,
+    judged,
+    random_run,
+)
 from properties.timed_runs.recomputed import recomputed
 from properties.timed_runs.spoiled import SPOILED, Spoiled, first_noticed
 
 NUM_RUNS = 90
-
-
-def judge(seed: int) -> None:
-    every_figure(judged(random_run(seed)))
 
 
 def test_every_figure_of_random_runs_is_that_of_log_and_requests() -> None:
@@ -44,12 +46,12 @@ def test_every_figure_of_random_runs_is_that_of_log_and_requests() -> None:
 @pytest.mark.nightly
 def test_every_figure_of_many_random_runs() -> None:
     for seed in range(NUM_RUNS, 4000):
-        judge(seed)
+        judge_seed(seed)
 
 
 @pytest.mark.parametrize("spoiled", SPOILED, ids=lambda spoiled: str(spoiled.name))
 def test_a_wrong_figure_of_each_kind_is_noticed(spoiled: Spoiled) -> None:
-    found = first_noticed(spoiled, judge, range(NUM_RUNS))
+    found = first_noticed(spoiled, judge_seed, range(NUM_RUNS))
     assert found is not None, spoiled.what
     assert isinstance(found[1], LawBroken), found
     assert found[1].law == "M11"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from properties.defects import MUTANTS, Mutant
+from properties.defects.facade import FACADE_DEFECTS
+from properties.defects.growth import LEAKS
 from properties.defects.planting import Planted
 from properties.laws import KERNEL_LAWS, all_laws, caught, resolve
 from properties.laws.documents import DOCS, laws_document
@@ -12,6 +14,7 @@ from properties.laws.simulator import SIMULATOR_LAWS
 from properties.search import probes
 from properties.search.run import run_workload
 from properties.search.workloads import random_workload
+from properties.timed_runs.spoiled import SPOILED
 
 STATED = (
     [f"B{i}" for i in range(1, 12)]
@@ -95,4 +98,10 @@ def test_mutants_document_lists_every_planted_defect() -> None:
     written = (DOCS / "mutants.md").read_text()
     for mutant in MUTANTS:
         assert f"| {mutant.name} | {mutant.what} | {mutant.source} |" in written
+    for name, what in [
+        *[(leak.__name__, (leak.__doc__ or "").strip()) for leak in LEAKS],
+        *[(spoiled.name, spoiled.what) for spoiled in SPOILED],
+        *[(defect.name, defect.what) for defect in FACADE_DEFECTS],
+    ]:
+        assert f"| {name} | {what} |" in written
     assert "not caught" not in written

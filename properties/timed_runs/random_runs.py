@@ -169,3 +169,8 @@ def judged(run: RandomRun) -> Judged:
 def every_figure(run: Judged, changes: Mapping[str, object] | None = None) -> None:
     """LAW-M11: the summary shows what log and requests say; `changes` spoil its top level."""
     compare({**run.run.summary.to_json(), **(changes or {})}, recomputed(run.records, run.facts))
+
+
+def judge_seed(seed: int) -> None:
+    """LAW-M11 on one random run."""
+    every_figure(judged(random_run(seed)))

@@ -224,6 +224,8 @@ def act(llm, rng, tally):
                 tally.given.append(output)
             elif rng.random() < 0.1:
                 break
+            elif rng.random() < 0.3:  # somebody else goes on meanwhile
+                tally.given += llm.step()
         stream.close()
 
 

@@ -7,15 +7,13 @@ import logging
 import random
 
 import pytest
-from facade_testing import StandIn, disturbed_run
+from facade_testing import LetterTokenizer, StandIn, disturbed_run, random_request, stand_in_engine
 
 from engine.core.errors import LockstepError
-from engine.llm import LLM
 from engine.models.presets import PRESETS
-from engine.requests.live import LiveRequest
-from engine.requests.registry import RequestRegistry
-from engine.step.builder import StepBuilder
-from engine.step.loop import StepLoop, _Guard
+from properties.defects.facade import FACADE_DEFECTS
+from properties.follower.view import LawBroken
+from properties.search.sizes import bounded
 
 
 @pytest.fixture(scope="module")
@@ -24,103 +22,6 @@ def folder(tmp_path_factory):
     path.mkdir()
     (path / "config.json").write_text(json.dumps(PRESETS["tiny-qwen3"]))
     return str(path)
-
-
-def nothing(self, *arguments):
-    return None
-
-
-def take_all_but_the_last(self):
-    return self._hand_over([name for name in self._ended if name not in self._kept])[:-1]
-
-
-def take_and_keep(self):
-    return [output for name, output in self._ended.items() if name not in self._kept]
-
-
-def forget_all(self, error, end_ns):
-    self._watched.clear()
-    self._running.clear()
-
-
-def fail_what_has_ended_too(self, error, end_ns):
-    for name in [*self._ended]:
-        del self._ended[name]
-    for name, request in self._running.items():
-        self._ended[name] = request.fail(error, end_ns)
-    self._watched.clear()
-    self._running.clear()
-
-
-def discard_only_here(self, cause):
-    self._builder.forget_rows()
-    self._open.clear()
-
-
-def keep_the_slot(self, finished, end_ns, error=""):
-    self.requests.finish(finished, end_ns, error)
-
-
-def keep_the_kernel(self, cause):
-    self._open.clear()
-    self.requests.fail_all(cause, self.now_ns())
-
-
-def trust_the_kernel(self, error):
-    self.executor.reset()
-    self._discard_open("?")
-    self._is_torn = False
-
-
-def leave_it(self, kind, error, trace):
-    self._is_busy = False
-
-
-def nobody_stops(self, plan, token_ids):
-    RequestRegistry_watch(self, plan, token_ids)
-    return []
-
-
-RequestRegistry_watch = RequestRegistry.watch
-
-
-def only_what_runs(self):
-    return self._requests.num_running > 0
-
-
-def only_the_first(self, step):
-    for finished in step.outcome.finished[:1]:
-        self.finish(finished, step.end_ns)
-
-
-def wrong_reason(self, error, end_ns, token_ids=None):
-    return LiveRequest_end(self, list(self.token_ids), "length", None, "", end_ns)
-
-
-LiveRequest_end = LiveRequest._end
-
-DEFECTS = {
-    "step() drops one output": (RequestRegistry, "take", take_all_but_the_last),
-    "step() hands over twice": (RequestRegistry, "take", take_and_keep),
-    "a fresh kernel forgets the old one's requests": (RequestRegistry, "fail_all", forget_all),
-    "a failure replaces outputs that wait": (RequestRegistry, "fail_all", fail_what_has_ended_too),
-    "outputs of a failed call come up later": (RequestRegistry, "disown", nothing),
-    "only one request can end in a step": (RequestRegistry, "record", only_the_first),
-    "stop strings stop nobody": (RequestRegistry, "watch", nobody_stops),
-    "an error looks like an end": (LiveRequest, "fail", wrong_reason),
-    "open plans are not discarded in the kernel": (StepLoop, "_discard_open", discard_only_here),
-    "an ended request keeps its slot": (StepLoop, "_end", keep_the_slot),
-    "a torn kernel goes on": (StepLoop, "_start_over", keep_the_kernel),
-    "a torn kernel is taken for whole": (StepLoop, "undo", trust_the_kernel),
-    "nothing is undone": (_Guard, "__exit__", leave_it),
-    "a slot is never freed": (StepBuilder, "remove", nothing),
-    "steps under way survive a failure": (StandIn, "reset", nothing),
-    "outputs that wait are not announced": (
-        LLM,
-        "has_unfinished_requests",
-        property(only_what_runs),
-    ),
-}
 
 
 def breaks_the_law(folder):
@@ -134,13 +35,72 @@ def breaks_the_law(folder):
     return False
 
 
-@pytest.mark.parametrize("defect", DEFECTS.values(), ids=DEFECTS.keys())
-def test_a_planted_defect_is_found(folder, monkeypatch, caplog, defect):
+LOSSES = [defect for defect in FACADE_DEFECTS if not defect.grows]
+LEAKS = [defect for defect in FACADE_DEFECTS if defect.grows]
+
+
+@pytest.mark.parametrize("defect", LOSSES, ids=lambda defect: defect.name)
+def test_a_planted_defect_is_found(folder, caplog, defect):
     caplog.set_level(logging.CRITICAL)
-    monkeypatch.setattr(*defect)
+    with defect.planted():
+        assert breaks_the_law(folder)
+
+
+def test_a_stand_in_that_is_not_reset_is_found(folder, monkeypatch, caplog):
+    caplog.set_level(logging.CRITICAL)
+    monkeypatch.setattr(StandIn, "reset", lambda self: None)
     assert breaks_the_law(folder)
 
 
 def test_without_a_defect_nothing_is_found(folder, caplog):
     caplog.set_level(logging.CRITICAL)
     assert not breaks_the_law(folder)
+
+
+# What is kept ------------------------------------------------------------------------------------
+
+NUM_CALLS = 2500
+LIVE = 12  # requests at one time, at most
+
+
+def call_again_and_again(folder, asynchronous):
+    """Calls of every kind by a caller who takes what is his; few requests at any time."""
+    rng = random.Random(5)
+    with stand_in_engine(folder, async_scheduling=asynchronous) as llm:
+        names = []
+        for number in range(NUM_CALLS):
+            prompt, params = random_request(rng)
+            kind = rng.choice(["add", "add", "abort", "generate", "stream", "leave"])
+            if kind == "add":
+                names += llm.add_requests([prompt], [params], stream=rng.random() < 0.5)
+            elif kind == "abort" and names:
+                llm.abort(names.pop())
+            elif kind == "generate":
+                llm.generate([prompt], params, use_tqdm=False)
+            else:
+                stream = llm.stream([prompt], params)
+                if kind == "stream":
+                    list(stream)
+                else:
+                    next(stream)
+                    stream.close()
+            while llm._requests.num_running > LIVE or (
+                number % 100 == 99 and llm.has_unfinished_requests
+            ):
+                llm.step()
+            llm.step()
+            if number % 100 == 99:
+                names.clear()
+                own = (llm._requests, llm._loop)
+                bounded(own, 20 * LIVE, "FACADE", (LetterTokenizer, StandIn, type(llm.options)))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_the_facade_keeps_is_bounded_by_what_runs(folder, asynchronous):
+    call_again_and_again(folder, asynchronous)
+
+
+@pytest.mark.parametrize("leak", LEAKS, ids=lambda leak: leak.name)
+def test_a_leak_of_the_facade_is_found(folder, leak):
+    with leak.planted(), pytest.raises((LawBroken, LockstepError)):
+        call_again_and_again(folder, False)
