@@ -56,7 +56,8 @@ FIGURES_HEAD = """Functions of the simulator replaced while a run is made and su
 The run is the first random one whose summary differs from the one that its log gives (LAW-M11).
 """
 FACADE_HEAD = """Attributes of the engine's classes replaced.
-Disturbed runs of an engine on a stand-in for the model find each of them, those that only make something grow by the size of what is kept
+Disturbed runs of an engine on a stand-in for the model find each of them,
+those that only make something grow by the size of what is kept
 (`tests/engine/test_facade_defects.py`).
 """
 
