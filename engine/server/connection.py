@@ -12,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from engine.server.errors import ApiError
 
 LONGEST_HEAD_BYTES = 64 * 1024
+_LINGER_S = 1.0
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -21,6 +22,7 @@ class BoundedProtocol(HttpToolsProtocol):
     max_connections = 8192
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
+    _is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begins to wait for a request."""
@@ -39,8 +41,9 @@ class BoundedProtocol(HttpToolsProtocol):
         """Counts what belongs to a head."""
         if self._head_timer is not None:
             self._head_bytes += len(data)
-        if not self.transport.is_closing():
-            super().data_received(data)
+        if self._is_refused or self.transport.is_closing():
+            return
+        super().data_received(data)
         if self._head_timer is not None and self._head_bytes > LONGEST_HEAD_BYTES:
             self._refuse(ApiError(431, "the headers are too long"))
 
@@ -74,6 +77,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: ApiError) -> None:
         self._stop_waiting()
+        self._is_refused = True
         content = bytes(error.response().body)
         lines = (
             f"HTTP/1.1 {error.status} Refused",
@@ -82,7 +86,10 @@ class BoundedProtocol(HttpToolsProtocol):
             "connection: close",
         )
         self.transport.write("\r\n".join(lines).encode() + b"\r\n\r\n" + content)
-        self.transport.close()
+        # What is still on its way is read and dropped: a socket that is closed with unread bytes
+        # in it takes the answer back.
+        self.transport.write_eof()
+        self.loop.call_later(_LINGER_S, self.transport.close)
 
 
 def bounded_protocol(head_timeout_s: float, max_connections: int) -> type[BoundedProtocol]:

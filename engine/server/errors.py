@@ -65,13 +65,19 @@ def of_lockstep(error: LockstepError) -> ApiError:
 
 
 def of_validation(error: ValidationError) -> ApiError:
-    """The first thing that pydantic found wrong; the client's value is not repeated."""
-    first = error.errors(include_url=False, include_input=False)[0]
+    """One thing that pydantic found wrong; the client's value is not repeated."""
+    found = error.errors(include_url=False, include_input=False)
+    # Of the members of a union the one that was meant is the one that got furthest.
+    first = max(found, key=lambda one: len(one["loc"]))
     param = first.get("ctx", {}).get("param")
     if isinstance(param, str):
         return ApiError(400, first["msg"], param)
     # Places of a union hold the names of its members, which say nothing to a client.
-    names = [str(part) for part in first["loc"] if re.fullmatch(r"[a-z_0-9]+", str(part))]
+    names = [
+        str(part)
+        for part in first["loc"]
+        if re.fullmatch(r"[a-z_0-9]+", str(part)) and part not in ("str", "int")
+    ]
     where = ".".join(names)
     message = first["msg"].removeprefix("Value error, ")
     return ApiError(400, f"{where}: {message}" if where else message, where or None)

@@ -20,6 +20,8 @@ _LOGGER = logging.getLogger("lockstep.server")
 _ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 # What probes and scrapers ask without a key.
 _OPEN_PATHS = frozenset({"/health", "/health/ready", "/ping", "/metrics", "/version"})
+_MOST_DISCARDED_BYTES = 64_000_000
+_LONGEST_DISCARD_S = 2.0
 
 
 class Gate:
@@ -53,6 +55,8 @@ class Gate:
             self._check(scope["path"], headers)
             await self._app(scope, self._bounded(receive), send_with_id)
         except ApiError as error:
+            if error.status == 413:
+                await self._discard(receive)
             await error.response()(scope, receive, send_with_id)
         except Exception as error:
             # The traceback has no value of the client's in it, unlike the error's own words.
@@ -101,6 +105,19 @@ class Gate:
             return message
 
         return bounded
+
+    async def _discard(self, receive: Receive) -> None:
+        """Reads on for a little: a client that still sends when we hang up loses the answer."""
+        left = _MOST_DISCARDED_BYTES
+        try:
+            async with asyncio.timeout(min(_LONGEST_DISCARD_S, self._options.client_timeout_s)):
+                while left > 0:
+                    message = await receive()
+                    if message["type"] != "http.request" or not message.get("more_body"):
+                        return
+                    left -= len(message.get("body", b""))
+        except TimeoutError:
+            pass
 
     def _too_large(self) -> ApiError:
         limit = self._options.max_body_bytes

@@ -39,7 +39,7 @@ def serve(body: Body, options: ServerOptions) -> int:
     """Serves until a signal or the death of the body; the exit code.
 
     Raises:
-        ConfigError: the port cannot be had.
+        ConfigError: the address cannot be had.
         LockstepError: the body cannot start.
     """
     import uvloop
@@ -59,17 +59,21 @@ def listening_socket(options: ServerOptions) -> socket.socket:
     """A bound socket, before anything is loaded: a port that is taken is told at once."""
     try:
         found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, address = found[0]
-        sock = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "is no address"
+        raise ConfigError("host", options.host, reason) from None
+    family, kind, protocol, _, address = found[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # inherited by the connections
             timeout_ms = max(1, round(options.client_timeout_s * 1000))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
         sock.bind(address)
         sock.listen(_BACKLOG)
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or "is no address"
-        raise ConfigError("port", f"{options.host}:{options.port}", reason) from None
+    except OSError as error:
+        sock.close()
+        raise ConfigError("port", options.port, error.strerror or str(error)) from None
     return sock
 
 
@@ -86,7 +90,7 @@ async def _live(body: Body, options: ServerOptions, sock: socket.socket) -> int:
         if not await _start(body, stopping):
             return 0
         state = ServerState(body, options)
-        listener = _listener(state)
+        listener = make_listener(state)
         serving = asyncio.create_task(listener.serve([sock]))
         host, port = sock.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
@@ -113,7 +117,8 @@ async def _start(body: Body, stopping: asyncio.Event) -> bool:
     return True
 
 
-def _listener(state: ServerState) -> Listener:
+def make_listener(state: ServerState) -> Listener:
+    """The HTTP server of a state, for sockets that are bound already."""
     options = state.options
     config = uvicorn.Config(
         build_app(state),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import threading
 import time
 
 from engine.core.errors import RequestRejected
@@ -137,3 +139,64 @@ async def client_of(body, **options):
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         client.server = state
         yield client
+
+
+class SocketServer:
+    """A server over `body` on a real port, in a thread of the test's process."""
+
+    def __init__(self, make_body=EchoBody, **options):
+        from engine.server.options import ServerOptions
+
+        self._make_body = make_body
+        self.options = ServerOptions(port=0, **options)
+        self._is_ready = threading.Event()
+
+    def __enter__(self):
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._thread.start()
+        assert self._is_ready.wait(20)
+        return self
+
+    def __exit__(self, *error):
+        self.loop.call_soon_threadsafe(setattr, self._listener, "should_exit", True)
+        self._thread.join()
+
+    async def _serve(self):
+        from engine.server.run import listening_socket, make_listener
+        from engine.server.state import ServerState
+
+        self.loop = asyncio.get_running_loop()
+        self.body = self._make_body()
+        self.state = ServerState(self.body, self.options)
+        self._listener = make_listener(self.state)
+        with listening_socket(self.options) as sock:
+            self.port = sock.getsockname()[1]
+            self.url = f"http://127.0.0.1:{self.port}"
+            serving = asyncio.create_task(self._listener.serve([sock]))
+            while not self._listener.started:
+                await asyncio.sleep(0.01)
+            self._is_ready.set()
+            await serving
+
+    def connect(self, **options):
+        """A plain connection to it."""
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        for option, value in options.items():
+            sock.setsockopt(socket.SOL_SOCKET, getattr(socket, option), value)
+        return sock
+
+    def talk(self, data):
+        """What it answers to some bytes until it closes the connection."""
+        with self.connect() as sock:
+            sock.sendall(data)
+            found = b""
+            while part := sock.recv(65536):
+                found += part
+            return found
+
+    def wait_for(self, condition, timeout_s=10):
+        """Waits until something becomes true."""
+        end = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < end, "it did not come true"
+            time.sleep(0.01)
