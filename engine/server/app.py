@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -44,6 +45,9 @@ _GETS: tuple[tuple[str, Endpoint], ...] = (
     ("/metrics", operations.metrics),
     ("/is_sleeping", operations.is_sleeping),
 )
+_NAME: dict[str, Any] = {
+    "parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+}
 
 
 def build_app(state: ServerState) -> FastAPI:
@@ -56,11 +60,13 @@ def build_app(state: ServerState) -> FastAPI:
             path, endpoint, methods=["POST"], openapi_extra=extra, response_model=None
         )
     for path, endpoint in _GETS:
-        app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
+        extra = _NAME if "{name" in path else None
+        app.add_api_route(path, endpoint, methods=["GET"], openapi_extra=extra, response_model=None)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_middleware(Gate, options=state.options)
+    _describe_bodies(app)
     return app
 
 
@@ -82,7 +88,18 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 
 def _body_of(schema: type[BaseModel]) -> dict[str, Any]:
     """The part of the OpenAPI document that describes a body."""
-    shape = schema.model_json_schema(ref_template="#/components/schemas/{model}")
-    shape.pop("$defs", None)
-    content = {"application/json": {"schema": shape}}
+    reference = {"$ref": f"#/components/schemas/{schema.__name__}"}
+    content = {"application/json": {"schema": reference}}
     return {"requestBody": {"required": True, "content": content}}
+
+
+def _describe_bodies(app: FastAPI) -> None:
+    """Adds the schemas of bodies to the OpenAPI document: the routes read their bodies themselves,
+    since FastAPI's reader bounds neither size nor nesting."""
+    schemas = [(schema, "validation") for _, _, schema in _POSTS if schema is not None]
+    _, definitions = models_json_schema(
+        schemas,  # type: ignore[arg-type]
+        ref_template="#/components/schemas/{model}",
+    )
+    document = app.openapi()
+    document.setdefault("components", {})["schemas"] = definitions["$defs"]

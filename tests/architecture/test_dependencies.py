@@ -38,6 +38,7 @@ def run(code):
     [
         (["engine.core"], ["torch", "numpy", "simpy", "transformers", "hypothesis", "yaml"]),
         (["engine.steplog"], ["torch", "numpy", "simpy", "transformers", "hypothesis", "yaml"]),
+        (["engine.server"], ["torch", "numpy", "simpy", "transformers", "hypothesis"]),
         (["sim"], ["torch", "transformers", "hypothesis"]),
         (["properties"], ["torch", "transformers"]),
     ],

@@ -78,7 +78,7 @@ def wrong(param: str, message: str) -> PydanticCustomError:
 class Strict(BaseModel):
     """A part of a request with the fields of its model and no others."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
 
 class StreamOptions(Strict):
@@ -92,7 +92,7 @@ class StreamOptions(Strict):
 class RequestFields(BaseModel):
     """What every request to a model may hold."""
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False, strict=True)
 
     model: str | None = None
 
@@ -167,7 +167,7 @@ class TextPart(Strict):
 class Message(BaseModel):
     """One message of a conversation; further fields are the chat template's affair."""
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False, strict=True)
 
     role: Role
     content: str | list[TextPart] | None = None

@@ -21,7 +21,7 @@ def recorded(tmp_path_factory):
     ) as server:
 
         def ask(number):
-            asked = {"prompt": [*range(3, 40)] + [number], "max_tokens": 5 + number, "min_p": 0.01}
+            asked = {"prompt": [*range(3, 40), number], "max_tokens": 5 + number, "min_p": 0.01}
             asked |= {"ignore_eos": number % 2 == 0, "seed": number}
             asked |= {"prompt_logprobs": 1} if number == 3 else {}
             answer = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=60).json()

@@ -149,7 +149,8 @@ def test_errors_have_their_status_and_name_the_field(client, server):
         (dict(model="smollm2", prompt="a", logit_bias={"5": 1}), openai.BadRequestError, "logit"),
         (dict(model="smollm2", prompt=[10**9]), openai.BadRequestError, "vocabulary"),
         (dict(model="smollm2", prompt="a " * 600), openai.BadRequestError, "at most 511"),
-        (dict(model="smollm2", prompt="a", extra_body={"top_q": 1}), openai.BadRequestError, "top_"),
+        (dict(model="smollm2", prompt="a", extra_body={"top_q": 1}), openai.BadRequestError,
+         "did you mean"),
         (dict(model="smollm2", prompt="a", extra_body={"priority": 1}), openai.BadRequestError,
          "policy priority"),
     ]  # fmt: skip
@@ -158,7 +159,7 @@ def test_errors_have_their_status_and_name_the_field(client, server):
             client.completions.create(**asked)
         assert word in caught.value.message, caught.value.message
         assert caught.value.body["code"] == caught.value.status_code
-    with pytest.raises(openai.BadRequestError, match="content.0.type"):
+    with pytest.raises(openai.BadRequestError, match=r"content\.0\.type"):
         client.chat.completions.create(
             model="smollm2", messages=[{"role": "user", "content": [{"type": "image_url"}]}]
         )
