@@ -15,14 +15,14 @@ def recorded(tmp_path_factory):
     """Metrics, records and what the clients counted, of a run with all kinds of ends."""
     folder = tmp_path_factory.mktemp("tiny")
     run = folder / "run"
-    options = ("--max-num-seqs", "4", "--num-kvcache-blocks", "40")
+    options = ("--max-num-seqs", "4", "--num-kvcache-blocks", "32")
     with running(
         write_tiny_with_text(folder / "model"), *TINY_OPTIONS, *options, "--step-log", str(run)
     ) as server:
 
         def ask(number):
-            asked = {"prompt": [*range(3, 40), number], "max_tokens": 5 + number, "min_p": 0.01}
-            asked |= {"ignore_eos": number % 2 == 0, "seed": number}
+            asked = {"prompt": [*range(3, 40), number], "max_tokens": 20 + number, "min_p": 0.01}
+            asked |= {"ignore_eos": number % 4 != 0, "seed": number}
             asked |= {"prompt_logprobs": 1} if number == 3 else {}
             answer = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=60).json()
             return answer["usage"]["completion_tokens"]
