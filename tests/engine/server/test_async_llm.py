@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 import socket
 import threading
 import time
 from unittest import mock
 
+import httpx
 import pytest
 from facade_testing import Boom, StandIn, drawn
 from llm_testing import write_tiny_model
@@ -16,6 +19,7 @@ from engine.async_llm.engine_process import serve_socket
 from engine.core.errors import ConfigError, InputError, RequestRejected
 from engine.server.messages import GenerateRequest
 from engine.server.protocol import BodyState
+from tests.engine.serving import TINY_OPTIONS, running
 
 OPTIONS = dict(
     block_size=4, num_kvcache_blocks=16, max_model_len=48, max_num_seqs=3, max_num_batched_tokens=16
@@ -204,3 +208,19 @@ def test_a_model_that_cannot_be_loaded_is_the_same_error_as_without_a_server(tmp
             await body.close()
 
     asyncio.run(check())
+
+
+def test_a_killed_engine_fails_the_health_and_ends_the_server_with_1(folder):
+    asked = {"prompt": [5, 6], "max_tokens": 100, "ignore_eos": True}
+    with running(folder, *TINY_OPTIONS) as server:
+        url = f"{server.url}/v1/completions"
+        assert httpx.post(url, json=asked, timeout=60).status_code == 200
+        with httpx.stream("POST", url, json={**asked, "stream": True}) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            os.kill(server.engine_pid(), signal.SIGKILL)
+            rest = [line for line in lines if line]
+        assert '"error"' in rest[-2] and rest[-1] == "data: [DONE]"
+        assert server.process.wait(30) == 1
+    assert "lockstep: the engine is dead: its process has ended\n" in server.log
+    assert not [line for line in server.log if "Traceback" in line]

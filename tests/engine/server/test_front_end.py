@@ -65,3 +65,111 @@ def test_a_wrong_body_is_one_line_of_json():
             assert response.json()["error"]["message"]
 
     run(check)
+
+
+def test_a_full_queue_is_answered_503_with_retry_after_and_counted():
+    async def check(client):
+        asked = {"prompt": "abc", "max_tokens": 1000}
+        first = [asyncio.create_task(client.post("/v1/completions", json=asked)) for _ in range(6)]
+        while client.server.num_open < 6:
+            await asyncio.sleep(0.001)
+        refused = await client.post("/v1/completions", json=asked)
+        assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+        several = await client.post("/v1/completions", json={**asked, "n": 7})
+        assert several.status_code == 400  # it can never be taken
+        text = (await client.get("/metrics")).text
+        assert (
+            'admission_rejections_total{model_name="echo",reason="max_num_queued_reqs"} 1' in text
+        )
+        for task in first:
+            task.cancel()
+        await asyncio.gather(*first, return_exceptions=True)
+
+    run(check, EchoBody(step_s=0.01), max_queue=2)
+
+
+def test_a_draining_server_finishes_what_it_has_and_refuses_the_rest():
+    async def check(client):
+        asked = {"prompt": "abc", "max_tokens": 50}
+        first = asyncio.create_task(client.post("/v1/completions", json=asked))
+        while not client.server.num_open:
+            await asyncio.sleep(0.001)
+        client.server.is_draining = True
+        assert (await client.post("/v1/completions", json=asked)).status_code == 503
+        assert (await client.get("/health/ready")).status_code == 503
+        assert (await client.get("/health")).status_code == 200
+        await client.server.wait_until_idle()
+        assert len((await first).json()["choices"][0]["text"]) == 50
+
+    run(check, EchoBody(step_s=0.002))
+
+
+def test_a_dead_body_fails_the_health_and_takes_nothing():
+    async def check(client):
+        client.server.body.die("rank 1 is gone")
+        health = await client.get("/health")
+        assert health.status_code == 503 and "rank 1" in health.text
+        asked = {"prompt": "abc", "max_tokens": 1}
+        assert (await client.post("/v1/completions", json=asked)).status_code == 503
+
+    run(check)
+
+
+def test_a_sleeping_body_is_alive_and_not_ready():
+    async def check(client):
+        assert (await client.post("/sleep?level=1")).status_code == 200
+        assert (await client.get("/is_sleeping")).json() == {"is_sleeping": True}
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/health/ready")).status_code == 503
+        assert (await client.post("/wake_up")).status_code == 200
+        assert (await client.get("/health/ready")).status_code == 200
+        assert (await client.post("/sleep?level=9")).status_code == 400
+
+    run(check)
+
+
+def test_a_stop_string_that_only_the_front_end_sees_ends_the_body_too():
+    async def check(client):
+        asked = {"prompt": "abcX", "max_tokens": 900, "stop": ["X", "no"]}
+        for stream in (False, True):
+            answer = await client.post("/v1/completions", json={**asked, "stream": stream})
+            choice = events(answer)[-1] if stream else answer.json()
+            assert choice["choices"][0]["finish_reason"] == "stop"
+            assert choice["choices"][0]["stop_reason"] == "X"
+        assert len(client.server.body.aborted) == 2 and not client.server.num_open
+        assert (
+            'finished_reason="stop",model_name="echo"} 2' in client.server.metrics.text().decode()
+        )
+
+    run(check)
+
+
+def test_usage_counts_the_prompt_of_n_choices_once():
+    async def check(client):
+        asked = {"prompt": ["abc", "de"], "n": 2, "max_tokens": 4}
+        answer = (await client.post("/v1/completions", json=asked)).json()
+        assert [one["text"] for one in answer["choices"]] == ["abca", "abca", "dede", "dede"]
+        assert answer["usage"]["prompt_tokens"] == 5
+        assert answer["usage"]["completion_tokens"] == 16
+
+    run(check)
+
+
+def test_fields_that_ask_for_nothing_pass_and_others_are_refused_by_name():
+    async def check(client):
+        asked = {"prompt": "a", "max_tokens": 1}
+        for name, neutral, asking in (
+            ("frequency_penalty", 0.0, 0.5),
+            ("logit_bias", {}, {"5": 1}),
+            ("response_format", {"type": "text"}, {"type": "json_object"}),
+            ("tools", [], [{"type": "function"}]),
+            ("best_of", 1, 4),
+            ("suffix", None, "x"),
+        ):
+            good = await client.post("/v1/completions", json={**asked, name: neutral})
+            bad = await client.post("/v1/completions", json={**asked, name: asking})
+            assert (good.status_code, bad.status_code) == (200, 400), name
+            assert bad.json()["error"]["param"] == name
+        assert (await client.post("/v1/completions", json={**asked, "user": "u"})).is_success
+
+    run(check)

@@ -1,27 +1,30 @@
 """SmolLM2 behind `lockstep serve`, asked by the openai client: what `LLM` says, over HTTP."""
 
+import os
+import re
+import subprocess
+import sys
+
 import httpx
 import openai
 import pytest
 
 from engine.llm import LLM
 from engine.sampling_params import SamplingParams
-from tests.engine.serving import running
+from tests.places import REPOSITORY
 
-OPTIONS = ("--device", "cpu", "--num-kvcache-blocks", "256", "--max-model-len", "512")
 PROMPTS = ["The capital of France is", "1, 2, 3, 4,", "Once upon a time"]
 CHAT = [{"role": "user", "content": "What is the capital of Italy?"}]
 
 
-@pytest.fixture(scope="module")
-def server(smollm2_folder):
-    with running(smollm2_folder, *OPTIONS, "--served-model-name", "smollm2") as started:
-        yield started
+@pytest.fixture
+def server(smollm2_server):
+    return smollm2_server
 
 
 @pytest.fixture(scope="module")
-def client(server):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
+def client(smollm2_server):
+    with openai.OpenAI(base_url=f"{smollm2_server.url}/v1", api_key="none", max_retries=0) as made:
         yield made
 
 
@@ -173,3 +176,31 @@ def test_the_request_id_of_the_client_comes_back(server):
     )
     assert answer.headers["x-request-id"] == "mine-1"
     assert answer.json()["id"] == "cmpl-mine-1"
+
+
+# docs/server.md: every example runs and says what it should ------------------------------------
+
+PAGE = (REPOSITORY / "docs/server.md").read_text()
+EXAMPLES = re.findall(r"^```(bash|python)\n(.*?)^```", PAGE, re.M | re.S)
+WORDS = [" Paris", '"usage"', '"tokens":[19556]', "Paris", ""]
+
+
+def test_the_page_has_as_many_examples_as_are_checked():
+    assert len(EXAMPLES) == len(WORDS)
+
+
+@pytest.mark.parametrize("place", range(len(WORDS)))
+def test_an_example_runs(smollm2_server, place):
+    kind, text = EXAMPLES[place]
+    text = text.replace("localhost:8000", smollm2_server.url.removeprefix("http://"))
+    command = ["bash", "-e", "-c", text] if kind == "bash" else [sys.executable, "-c", text]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ})
+    assert done.returncode == 0, done.stderr
+    assert WORDS[place] in done.stdout, done.stdout
+
+
+def test_the_page_names_every_endpoint():
+    from engine.server.app import _GETS, _POSTS
+
+    for path in [one[0] for one in (*_POSTS, *_GETS)]:
+        assert path.partition("{")[0].rstrip("/") in PAGE

@@ -12,6 +12,9 @@ import httpx
 from tests.engine.serving import TINY_OPTIONS, running, write_tiny_with_text
 
 NUM_CLIENTS = 200
+HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+)
 STORM_S = 60
 OPTIONS = ("--max-num-seqs", "32", "--num-kvcache-blocks", "400", "--debug")
 
@@ -20,10 +23,10 @@ async def stream(port, asked, leave_after=None):
     """The events of one stream; None where the client left. Plain sockets: 200 clients and the
     server share two cores."""
     content = json.dumps({**asked, "stream": True, "return_token_ids": True}).encode()
-    head = f"POST /v1/completions HTTP/1.0\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+    head = HEAD % len(content)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        writer.write(head.encode() + content)
+        writer.write(head + content)
         status = int((await reader.readline()).split()[1])
         while await reader.readline() != b"\r\n":
             pass
