@@ -40,7 +40,11 @@ VERBS: dict[str, Verb] = {
     "sim plan": Verb("sim.commands.plan:main", "find the capacity that meets an SLO"),
     "sim diff": Verb("sim.commands.diff:main", "compare the results of two simulated runs"),
     "generate": Verb("engine.commands.generate:main", "generate text with the real engine"),
-    "serve": Verb("engine.commands.serve:main", "serve a model over HTTP, as OpenAI does"),
+    "serve": Verb(
+        "engine.commands.serve:main",
+        "serve a model, or its simulation, over HTTP as OpenAI does",
+        "sim.commands.serve:serve_main",
+    ),
     "bench throughput": Verb("engine.commands.bench_throughput:main", "measure offline throughput"),
     "bench compare": Verb("engine.commands.bench_compare:main", "measure this engine beside vLLM"),
     "bench latency": Verb("engine.commands.bench_latency:main", "measure the latency of one batch"),

@@ -148,8 +148,8 @@ class _Replay:
             if not record.open_plans:
                 horizon = self._scheduler.decode_horizon(plan)
                 count = min(record.num_steps - offset, horizon)
-                if count > 1 and offset + count == record.num_steps and self._may_stop(record):
-                    count -= 1  # a run cannot end by a stop string, so the last step goes alone
+                if count > 1 and offset + count == record.num_steps and self._ends_alone(record):
+                    count -= 1
             if count == 1:
                 self._open.append((plan, expected))
             else:
@@ -262,8 +262,13 @@ class _Replay:
             )
         return outputs.tokens(first, live.num_outputs)
 
-    def _may_stop(self, record: DecodeStretch) -> bool:
-        return self._has_stop_strings and any(end.reason == "stop" for end in record.finished)
+    def _ends_alone(self, record: DecodeStretch) -> bool:
+        """Whether the last step must be committed by itself.
+
+        A run cannot end by a stop string, nor by an abort that came while its last step ran.
+        """
+        reasons = {end.reason for end in record.finished}
+        return "abort" in reasons or (self._has_stop_strings and "stop" in reasons)
 
     def _stopped(self, record: StepRecord, tokens: dict[RequestId, int]) -> list[RequestId]:
         """Ids that a stop string ended, since their last token does not explain the reason."""

@@ -163,4 +163,7 @@ def is_plain_decode(plan: StepPlan, outcome: StepOutcome) -> bool:
         return False
     if len(outcome.sampled) != rows:
         return False
+    # A request that ends without a row here was aborted while the step ran.
+    if any(end.request_id not in plan.decode.request_ids for end in outcome.finished):
+        return False
     return all(len(blocks.block_ids) == 1 for blocks in plan.new_blocks)

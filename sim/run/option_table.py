@@ -111,7 +111,28 @@ OTHER_VERBS = (
     Option(name="margin_ms", kind=float, least=0, metavar="MS", help="smaller changes are none"),
 )  # fmt: skip
 
-SIM_TABLE = Table((*table.TABLE.options(), *WORKLOAD, *RUN, *OTHER_VERBS))
+# `lockstep serve --body sim`.
+ANSWERS = ("random", "echo")
+TWIN = (
+    Option(name="speed", kind=float, least=1e-3, most=1e6, metavar="F",
+           help="simulated time over wall time"),
+    Option(name="startup_duration_s", kind=float, least=0, most=86_400, metavar="S",
+           help="wall time for which /health/ready is not"),
+    Option(name="mode", kind=str, choices=ANSWERS,
+           help="answers of made-up words, or the prompt itself"),
+    Option(name="output_tokens_mean", kind=float, least=1, most=1e9, metavar="N",
+           help="mean length of answers where the client sets no limit"),
+    Option(name="output_tokens_cv", kind=float, least=0, most=100, metavar="C",
+           help="their coefficient of variation"),
+    Option(name="fail_at", kind=str, repeated=True, metavar="[REPLICA@]S",
+           help="a replica fails after S simulated seconds; may be repeated"),
+    Option(name="slow", kind=str, repeated=True, metavar="REPLICA:FACTOR",
+           help="the steps of a replica take longer; may be repeated"),
+    Option(name="error_rate", kind=float, least=0, most=1, metavar="P",
+           help="share of requests that end with an error"),
+)  # fmt: skip
+
+SIM_TABLE = Table((*table.TABLE.options(), *WORKLOAD, *RUN, *OTHER_VERBS, *TWIN))
 
 
 def workload_situations(name: str, kind: str) -> list[str]:

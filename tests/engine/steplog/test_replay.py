@@ -154,6 +154,29 @@ def test_events_during_an_open_plan_are_replayed_there(tmp_path):
     assert rewritten(path, lines) is not None
 
 
+@pytest.mark.parametrize("at", [3, 5])
+def test_the_abort_of_a_waiting_request_is_replayed_amid_a_stretch_of_decodes(tmp_path, at):
+    path = tmp_path / "log.jsonl"
+    limits = config(max_num_seqs=1)
+    scheduler = Scheduler(limits)
+    with StepLogWriter(path, LogHeader("engine", limits)) as log:
+        for name in range(2):
+            request = Request(name, Prompt([name, 5, 6]), 9)
+            scheduler.add(request)
+            log.add(AddRecord(request, 0, 0))
+        step = 0
+        while scheduler.has_work:
+            plan = scheduler.schedule()
+            if step == at:
+                scheduler.abort(1)
+                log.abort(1, step, open_plans=1)
+            outcome = scheduler.commit(plan, [9] * len(plan.sampled_ids))
+            log.step(StepEvent(plan, outcome, step, 1))
+            step += 1
+    result = replay(StepLogReader(path))
+    assert result.difference is None and result.num_steps == step == 9
+
+
 def test_asynchronous_scheduling_is_replayed_with_its_open_plans(tmp_path):
     path = tmp_path / "log.jsonl"
     limits = config(num_blocks=20, async_scheduling=True)
