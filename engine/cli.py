@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from itertools import pairwise
 from typing import NamedTuple
 
 from engine.arguments.suggest import did_you_mean
@@ -190,7 +191,7 @@ def _run(name: str, argv: list[str]) -> int:
 
 
 def _asks_for_sim(argv: Sequence[str]) -> bool:
-    pairs = zip(argv, [*argv[1:], ""], strict=True)
+    pairs = pairwise([*argv, ""])
     return any(word == "--body=sim" or (word, after) == ("--body", "sim") for word, after in pairs)
 
 
