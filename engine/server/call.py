@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,12 @@ class Choice:
     text: ChoiceText
     times: RequestTimes
     is_over: bool = False
+    reason: str = "abort"
     prompt_logprobs: Sequence[PlaceLogprobs | None] | None = None
     extra: dict[str, object] | None = None
+
+
+_LOGGER = logging.getLogger("lockstep.server")
 
 
 class Call:
@@ -70,6 +75,9 @@ class Call:
         self._is_closed = True
         self._abort_open()
         self._state.release(len(self.choices))
+        if self._state.options.log_requests:
+            for choice in self.choices:
+                _LOGGER.info("%s", _summary(choice))
 
     def _take(self, choice: Choice, deltas: list[Delta]) -> Piece:
         now_ns = time.perf_counter_ns()
@@ -82,7 +90,7 @@ class Call:
                 choice.extra = dict(delta.extra)
         piece = choice.text.feed(deltas)
         if piece.finish_reason is not None:
-            choice.is_over = True
+            choice.is_over, choice.reason = True, piece.finish_reason
             metrics.ended(choice.times, piece.finish_reason, now_ns)
             if piece.is_cut and deltas[-1].finish_reason is None:
                 self._state.body.abort(choice.request.request_id)
@@ -116,3 +124,16 @@ class Call:
                 choice.is_over = True
                 self._state.body.abort(choice.request.request_id)
                 self._state.metrics.ended(choice.times, "abort", now_ns)
+
+
+def _summary(choice: Choice) -> str:
+    """Sizes and times of a sequence, for the log."""
+    times = choice.times
+    arrival_ns = choice.request.arrival_ns
+    ttft_ns = 0 if times.first_token_ns is None else times.first_token_ns - arrival_ns
+    e2e_ns = time.perf_counter_ns() - arrival_ns
+    return (
+        f"{choice.request.request_id}: {len(choice.request.prompt_token_ids)} prompt tokens, "
+        f"{times.num_cached_tokens} cached, {times.num_tokens} output tokens, "
+        f"{choice.reason}, ttft {ttft_ns / 1e6:.1f} ms, e2e {e2e_ns / 1e6:.1f} ms"
+    )

@@ -60,6 +60,7 @@ class ServerState:
         if count > self.max_open:
             raise ApiError(400, f"{count} sequences in one request, {self.max_open} can be open")
         for request in requests:
+            self._check_length(request)
             try:
                 self.body.check(request)
             except LockstepError as error:
@@ -69,6 +70,17 @@ class ServerState:
             raise ApiError(503, "the queue is full, try again later", headers=RETRY_AFTER)
         self.num_open += count
         self._idle.clear()
+
+    def _check_length(self, request: GenerateRequest) -> None:
+        """Refuses what the kernel would silently cut short at the model's limit."""
+        limit, length = self.body.info.max_model_len, len(request.prompt_token_ids)
+        if request.max_tokens is not None and length < limit < length + request.max_tokens:
+            raise ApiError(
+                400,
+                f"{length} prompt tokens and max_tokens={request.max_tokens} are more than "
+                f"max_model_len={limit}",
+                "max_tokens",
+            )
 
     def release(self, count: int) -> None:
         """Gives places back."""

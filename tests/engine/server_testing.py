@@ -34,7 +34,7 @@ class ByteTokenizer:
 class EchoBody:
     """Answers every prompt with its own tokens, one per step, again and again up to max_tokens."""
 
-    def __init__(self, step_s=0.0, max_model_len=1000, max_num_seqs=4):
+    def __init__(self, step_s=0.0, max_model_len=2000, max_num_seqs=4):
         self.info = ModelInfo(
             model="echo",
             max_model_len=max_model_len,

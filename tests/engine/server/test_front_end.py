@@ -173,3 +173,32 @@ def test_fields_that_ask_for_nothing_pass_and_others_are_refused_by_name():
         assert (await client.post("/v1/completions", json={**asked, "user": "u"})).is_success
 
     run(check)
+
+
+def test_what_would_be_cut_short_at_the_models_limit_is_refused():
+    async def check(client):
+        for asked, status in (
+            ({"prompt": "abc", "max_tokens": 7}, 200),
+            ({"prompt": "abc", "max_tokens": 8}, 400),
+            ({"prompt": "abc", "max_tokens": None}, 200),
+            ({"prompt": "abcdefghij", "max_tokens": 1}, 400),
+        ):
+            answer = await client.post("/v1/completions", json=asked)
+            assert answer.status_code == status, asked
+        assert answer.json()["error"]["message"] == "10 tokens"
+
+    run(check, EchoBody(max_model_len=10))
+
+
+def test_requests_are_logged_where_that_is_asked_and_without_their_text(caplog):
+    async def check(client):
+        asked = {"prompt": "a secret", "max_tokens": 3, "request_id": "mine"}
+        await client.post("/v1/completions", json=asked)
+
+    caplog.set_level("INFO", logger="lockstep.server")
+    run(check)
+    assert not caplog.records
+    run(check, log_requests=True)
+    (line,) = [one.getMessage() for one in caplog.records]
+    assert line.startswith("cmpl-mine-0: 8 prompt tokens, 0 cached, 3 output tokens, length, ttft")
+    assert "secret" not in line
