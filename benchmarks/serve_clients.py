@@ -72,7 +72,8 @@ def vllm_bench(args, folder):
         "--model", args.name, "--tokenizer", args.tokenizer, "--dataset-name", "random",
         "--random-input-len", args.input_len, "--random-output-len", args.output_len,
         "--num-prompts", args.requests, "--max-concurrency", args.streams, "--ignore-eos",
-        "--num-warmups", 0, "--save-result", "--result-filename", folder / "r.json",
+        "--num-warmups", 0, "--percentile-metrics", "ttft,tpot,itl,e2el",
+        "--save-result", "--result-filename", folder / "r.json",
     ]  # fmt: skip
     run([*map(str, command)])
     found = json.loads((folder / "r.json").read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from array import array
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 _LENGTH = struct.Struct("<I")
-_READ_BYTES = 1 << 20
+_READ_BYTES = 1 << 16
 
 
 class Add(msgspec.Struct, tag="add", array_like=True):
@@ -148,6 +149,9 @@ class EngineEnd:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._sock.setblocking(True)
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
         self._reader = FrameReader(ToEngine)
         self._unsent = bytearray()
         self.is_open = True
@@ -157,11 +161,12 @@ class EngineEnd:
         found: list[object] = []
         if timeout_s is not None:
             self._flush()
+            if not self._poll.poll(timeout_s * 1e3):
+                return found
         while self.is_open:
-            self._sock.settimeout(0.0 if timeout_s is None or found else timeout_s)
             try:
-                data = self._sock.recv(_READ_BYTES)
-            except (BlockingIOError, TimeoutError, InterruptedError):
+                data = self._sock.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+            except (BlockingIOError, InterruptedError):
                 break
             except OSError:
                 data = b""
@@ -169,16 +174,15 @@ class EngineEnd:
                 self.is_open = False
                 break
             found += self._reader.feed(data)
-            if len(data) < _READ_BYTES and found:
+            if len(data) < _READ_BYTES:
                 break
         return found
 
     def send(self, message: FromEngine) -> None:
         """Sends what the socket takes now, and keeps the rest for the next call."""
         self._unsent += frame(message)
-        self._sock.settimeout(0.0)
         try:
-            sent = self._sock.send(self._unsent)
+            sent = self._sock.send(self._unsent, socket.MSG_DONTWAIT)
             del self._unsent[:sent]
         except (BlockingIOError, InterruptedError):
             pass
@@ -187,7 +191,6 @@ class EngineEnd:
 
     def _flush(self) -> None:
         """Sends everything, however long the front end takes: there is nothing else to do."""
-        self._sock.settimeout(None)
         try:
             self._sock.sendall(self._unsent)
         except OSError:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import MISSING, dataclass, fields
 
 from engine.arguments.parser import VerbParser
+
+API_KEY_VARIABLE = "LOCKSTEP_API_KEY"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +41,9 @@ def add_server_options(parser: VerbParser) -> None:
 
 
 def server_options(args: argparse.Namespace) -> ServerOptions:
-    """The options as they were written."""
+    """The options as they were written; without `--api-key`, the key of the environment."""
     values = {field.name: getattr(args, field.name) for field in fields(ServerOptions)}
+    values["api_key"] = values["api_key"] or os.environ.get(API_KEY_VARIABLE, "").split()
     for name in ("api_key", "served_model_name"):
         values[name] = tuple(values[name] or ())
     return ServerOptions(**values)

@@ -3,6 +3,8 @@
 import asyncio
 import json
 
+from engine.arguments.parser import VerbParser
+from engine.server.options import add_server_options, server_options
 from tests.engine.server_testing import EchoBody, client_of
 
 
@@ -202,3 +204,15 @@ def test_requests_are_logged_where_that_is_asked_and_without_their_text(caplog):
     (line,) = [one.getMessage() for one in caplog.records]
     assert line.startswith("cmpl-mine-0: 8 prompt tokens, 0 cached, 3 output tokens, length, ttft")
     assert "secret" not in line
+
+
+def test_keys_come_from_the_command_line_or_else_from_the_environment(monkeypatch):
+    def keys(*argv):
+        parser = VerbParser("serve", "")
+        add_server_options(parser)
+        return server_options(parser.parse(argv)).api_key
+
+    assert keys() == ()
+    monkeypatch.setenv("LOCKSTEP_API_KEY", "one two")
+    assert keys() == ("one", "two")
+    assert keys("--api-key", "three") == ("three",)

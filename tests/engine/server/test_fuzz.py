@@ -44,7 +44,7 @@ def check(response):
 
 
 @SCHEMA.parametrize()
-@settings(max_examples=10, deadline=None, suppress_health_check=[*HealthCheck],
+@settings(max_examples=6, deadline=None, suppress_health_check=[*HealthCheck],
           phases=[Phase.explicit, Phase.generate])  # fmt: skip
 def test_bodies_and_headers_made_from_the_schema(case):
     body = case.body
