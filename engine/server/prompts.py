@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 from engine.server.errors import ApiError
 from engine.server.schemas.fields import Message
@@ -12,6 +12,7 @@ from engine.text.tokenizer import Tokenizer
 
 # A text of this length takes a fast tokenizer about a millisecond.
 _LONG_TEXT = 4096
+T = TypeVar("T")
 
 
 class Encoded(NamedTuple):
@@ -21,18 +22,29 @@ class Encoded(NamedTuple):
     text: str | None
 
 
-async def encode_prompt(
-    tokenizer: Tokenizer | None, prompt: str | Sequence[int], add_special_tokens: bool
-) -> Encoded:
-    """Ids of a text or of ids.
+async def encode_prompts(
+    tokenizer: Tokenizer | None,
+    prompts: Sequence[str] | Sequence[Sequence[int]],
+    add_special_tokens: bool,
+) -> list[Encoded]:
+    """Ids of texts or of ids, in their order.
 
     Raises:
-        ApiError: there is no tokenizer.
+        ApiError: there is no tokenizer, or it cannot take a text.
     """
-    if not isinstance(prompt, str):
-        return Encoded(list(prompt), None)
-    token_ids = await _encode(needed(tokenizer), prompt, add_special_tokens)
-    return Encoded(token_ids, prompt)
+
+    def encode() -> list[Encoded]:
+        found = []
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                ids = _encode(needed(tokenizer), prompt, add_special_tokens)
+                found.append(Encoded(ids, prompt))
+            else:
+                found.append(Encoded(list(prompt), None))
+        return found
+
+    length = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+    return await _away_from_the_loop(length, encode)
 
 
 async def encode_chat(
@@ -59,7 +71,8 @@ async def encode_chat(
         detail = str(error) if kind in ("TemplateError", "ValueError") else kind
         raise ApiError(400, f"the chat template failed: {detail}", "messages") from error
     # The template writes every special token itself; a second BOS would change the output.
-    return Encoded(await _encode(usable, text, add_special_tokens), text)
+    ids = await _away_from_the_loop(len(text), lambda: _encode(usable, text, add_special_tokens))
+    return Encoded(ids, text)
 
 
 def _plain(message: Message) -> dict[str, object]:
@@ -70,17 +83,17 @@ def _plain(message: Message) -> dict[str, object]:
     return {**(message.model_extra or {}), "role": message.role, "content": content or ""}
 
 
-async def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    def encode() -> list[int]:
-        try:
-            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        except Exception as error:  # a tokenizer is foreign code
-            kind = type(error).__name__
-            raise ApiError(400, f"the text cannot be tokenised: {kind}", "prompt") from error
+async def _away_from_the_loop(length: int, work: Callable[[], T]) -> T:
+    """Does the work in a thread where the text is long."""
+    return work() if length < _LONG_TEXT else await asyncio.to_thread(work)
 
-    if len(text) < _LONG_TEXT:
-        return encode()
-    return await asyncio.to_thread(encode)
+
+def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    try:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    except Exception as error:  # a tokenizer is foreign code
+        kind = type(error).__name__
+        raise ApiError(400, f"the text cannot be tokenised: {kind}", "prompt") from error
 
 
 def needed(tokenizer: Tokenizer | None) -> Tokenizer:

@@ -57,8 +57,6 @@ class ServerState:
         """
         self.check_available()
         count = len(requests)
-        if count > self.max_open:
-            raise ApiError(400, f"{count} sequences in one request, {self.max_open} can be open")
         for request in requests:
             self._check_length(request)
             try:
@@ -81,6 +79,11 @@ class ServerState:
                 f"max_model_len={limit}",
                 "max_tokens",
             )
+
+    def check_count(self, count: int) -> None:
+        """Refuses a call with more sequences than can ever be open, before any of its work."""
+        if count > self.max_open:
+            raise ApiError(400, f"{count} sequences in one request, {self.max_open} can be open")
 
     def release(self, count: int) -> None:
         """Gives places back."""

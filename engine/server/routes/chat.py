@@ -29,6 +29,7 @@ async def chat_completions(request: Request) -> Response:
     state.check_available()
     model = state.check_model(asked.model)
     tokenizer = state.body.tokenizer
+    state.check_count(asked.n)
     prompt = await encode_chat(
         tokenizer,
         asked.messages,

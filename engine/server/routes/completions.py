@@ -13,7 +13,7 @@ from engine.server.call import Call, Choice
 from engine.server.choice_text import Piece
 from engine.server.logprobs import CompletionLogprobs, prompt_logprobs_json
 from engine.server.messages import PlaceLogprobs
-from engine.server.prompts import encode_prompt
+from engine.server.prompts import encode_prompts
 from engine.server.requests import sequences
 from engine.server.routes.reading import call_id, read
 from engine.server.schemas.completion import CompletionRequest
@@ -30,7 +30,8 @@ async def completions(request: Request) -> Response:
     model = state.check_model(asked.model)
     tokenizer = state.body.tokenizer
     adds = asked.add_special_tokens is not False
-    prompts = [await encode_prompt(tokenizer, prompt, adds) for prompt in asked.prompts]
+    state.check_count(len(asked.prompts) * asked.n)
+    prompts = await encode_prompts(tokenizer, asked.prompts, adds)
     answer_id = call_id(request, "cmpl", asked.request_id)
     of_prompt = asked.prompt_logprobs
     if of_prompt is None and asked.echo:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from engine.server.errors import ApiError
 from engine.server.logprobs import token_text
-from engine.server.prompts import encode_chat, encode_prompt, needed
+from engine.server.prompts import encode_chat, encode_prompts, needed
 from engine.server.routes.reading import read
 from engine.server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from engine.server.state import ServerState
@@ -33,7 +33,7 @@ async def tokenize(request: Request) -> Response:
         )
     else:
         adds = asked.add_special_tokens is not False
-        encoded = await encode_prompt(tokenizer, asked.prompt or "", adds)
+        (encoded,) = await encode_prompts(tokenizer, [asked.prompt or ""], adds)
     ids = encoded.token_ids
     strings = [token_text(tokenizer, one) for one in ids] if asked.return_token_strs else None
     answer = {

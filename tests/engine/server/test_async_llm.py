@@ -17,6 +17,7 @@ from llm_testing import write_tiny_model
 from engine.async_llm.async_llm import AsyncLLM
 from engine.async_llm.engine_process import serve_socket
 from engine.core.errors import ConfigError, InputError, RequestRejected
+from engine.sampling_params import SamplingParams
 from engine.server.messages import GenerateRequest
 from engine.server.protocol import BodyState
 from tests.engine.serving import TINY_OPTIONS, running
@@ -224,3 +225,38 @@ def test_a_killed_engine_fails_the_health_and_ends_the_server_with_1(folder):
         assert server.process.wait(30) == 1
     assert "lockstep: the engine is dead: its process has ended\n" in server.log
     assert not [line for line in server.log if "Traceback" in line]
+
+
+def test_every_parameter_reaches_the_engine(folder):
+    wanted = dict(temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, seed=5, max_tokens=4)
+    wanted |= dict(min_tokens=2, ignore_eos=True, stop_token_ids=(30,))
+
+    async def check():
+        async with engine(folder) as body:
+            with mock.patch("engine.async_llm.engine_process.SamplingParams") as made:
+                made.side_effect = SamplingParams
+                await collected(body.generate(ask("a", **wanted)))
+            found = made.call_args.kwargs
+            assert {name: found[name] for name in wanted if name != "stop_token_ids"} == {
+                name: value for name, value in wanted.items() if name != "stop_token_ids"
+            }
+            assert tuple(found["stop_token_ids"]) == (30,) and found["detokenize"] is False
+
+    asyncio.run(check())
+
+
+def test_a_lower_priority_goes_first_where_the_policy_looks_at_it(folder):
+    async def check():
+        ends = []
+
+        async def one(body, name, priority):
+            await collected(body.generate(ask(name, priority=priority)))
+            ends.append(name)
+
+        async with engine(folder, policy="priority", max_num_seqs=1) as body:
+            body.check(ask("x", priority=3))
+            names = [("first", 0), ("late", 9), ("soon", -5), ("middle", 1)]
+            await asyncio.gather(*(one(body, *pair) for pair in names))
+        assert ends.index("soon") < ends.index("middle") < ends.index("late")
+
+    asyncio.run(check())

@@ -216,3 +216,41 @@ def test_keys_come_from_the_command_line_or_else_from_the_environment(monkeypatc
     monkeypatch.setenv("LOCKSTEP_API_KEY", "one two")
     assert keys() == ("one", "two")
     assert keys("--api-key", "three") == ("three",)
+
+
+def test_every_field_reaches_the_body_under_its_own_name():
+    asked = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "min_p": 0.1,
+        "seed": 5,
+        "min_tokens": 2,
+        "max_tokens": 9,
+        "ignore_eos": True,
+        "stop_token_ids": [3, 4],
+        "priority": -2,
+        "logprobs": 3,
+        "prompt_logprobs": 1,
+        "kv_transfer_params": {"do_remote_decode": True},
+    }
+
+    async def check(client):
+        seen = []
+        client.server.body.check = seen.append
+        await client.post("/v1/completions", json={**asked, "prompt": "abc"})
+        chat = {**asked, "logprobs": True, "top_logprobs": 3, "max_completion_tokens": 9}
+        del chat["max_tokens"]
+        messages = [{"role": "user", "content": "hi"}]
+        await client.post("/v1/chat/completions", json={**chat, "messages": messages})
+        assert len(seen) == 2
+        for request in seen:
+            extra = {"kv_transfer_params": asked["kv_transfer_params"]}
+            assert request.extra == extra
+            for name, value in asked.items():
+                if name not in extra:
+                    found = getattr(request, name)
+                    assert (list(found) if isinstance(found, tuple) else found) == value, name
+        assert seen[0].prompt_text == "abc" and seen[0].prompt_token_ids == [97, 98, 99]
+
+    run(check)
