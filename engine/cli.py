@@ -97,6 +97,8 @@ EXTRAS = {
     "scipy": "calibrate",
     "pyarrow": "parquet",
     "fastapi": "serve",
+    "httptools": "serve",
+    "uvloop": "serve",
     "pydantic": "serve",
     "starlette": "serve",
     "uvicorn": "serve",
