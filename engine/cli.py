@@ -48,6 +48,9 @@ VERBS: dict[str, Verb] = {
     ),
     "bench throughput": Verb("engine.commands.bench_throughput:main", "measure offline throughput"),
     "bench compare": Verb("engine.commands.bench_compare:main", "measure this engine beside vLLM"),
+    "bench serve": Verb(
+        "sim.commands.bench_serve:main", "send a workload to an OpenAI server and measure"
+    ),
     "bench latency": Verb("engine.commands.bench_latency:main", "measure the latency of one batch"),
     "model smollm2": Verb("engine.commands.model_smollm2:main", "unpack SmolLM2 as a model folder"),
     "model show": Verb("sim.commands.model_show:main", "show what the simulator takes a model for"),
@@ -96,6 +99,7 @@ EXTRAS = {
     "optuna": "search",
     "scipy": "calibrate",
     "pyarrow": "parquet",
+    "aiohttp": "bench-serve",
     "fastapi": "serve",
     "httptools": "serve",
     "uvloop": "serve",

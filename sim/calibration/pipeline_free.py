@@ -8,7 +8,6 @@ from statistics import fmean
 
 import numpy as np
 
-from engine.core import Prompt
 from engine.core.errors import InputError
 from sim.calibration.pipeline_samples import PipelineSamples, RequestTimes
 from sim.cluster.router import make_router
@@ -20,23 +19,12 @@ from sim.cost.profile import Target
 from sim.cost.work import Floats
 from sim.specs.hardware import hardware_named
 from sim.specs.models import ModelShape
+from sim.workloads.recorded import PromptWorkload
 from sim.workloads.table import Workload
 
 # The host's speed drifts, so a run is predicted by the mean over so many drawn ones.
 NUM_SEEDS = 8
 LATENCIES = ("ttft", "tpot", "e2el")
-
-
-class PromptWorkload(Workload):
-    """A workload with the prompts that a log holds."""
-
-    __slots__ = ("prompts",)
-
-    prompts: tuple[Prompt, ...]
-
-    def prompt(self, row: int) -> Prompt:
-        """The recorded prompt."""
-        return self.prompts[row]
 
 
 def target_physics(target: Target) -> Physics:

@@ -17,6 +17,7 @@ from sim.run.option_table import (
     GAMMA,
     HASHED,
     IN_CHARACTERS,
+    RECORDED,
     RUN,
     SIM_TABLE,
     SYNTHETIC,
@@ -32,6 +33,7 @@ from sim.specs.models import MODELS
 from sim.workloads import lengths
 from sim.workloads.generators import generate, preset
 from sim.workloads.readers import TraceOptions, open_trace, read_lengths, read_trace
+from sim.workloads.recorded import is_recorded_run, read_recorded_run
 from sim.workloads.servegen import ServeGenOptions, is_servegen, read_servegen
 from sim.workloads.table import MAX_TOKENS, Workload
 
@@ -60,12 +62,7 @@ _DEFAULTS: dict[str, object] = {
 
 def add_options(parser: VerbParser) -> None:
     """Adds all options of a run."""
-    workload = parser.add_argument_group("workload")
-    source = workload.add_mutually_exclusive_group(required=True)
-    for option in WORKLOAD:
-        _add(parser, option.name, source if option.name in ("trace", "workload") else workload)
-    _add(parser, "output_len", workload)
-    parser.option("tokenizer", group=workload, detail="for a trace of texts")
+    add_workload_options(parser)
     add_deployment_options(parser)
     run = parser.add_argument_group("run and output")
     _add(parser, "seed", run)
@@ -74,6 +71,16 @@ def add_options(parser: VerbParser) -> None:
             _add(parser, option.name, run)
     for name in ("out", "json"):
         _add(parser, name, run)
+
+
+def add_workload_options(parser: VerbParser) -> None:
+    """Adds the options that say what is asked of the servers."""
+    workload = parser.add_argument_group("workload")
+    source = workload.add_mutually_exclusive_group(required=True)
+    for option in WORKLOAD:
+        _add(parser, option.name, source if option.name in ("trace", "workload") else workload)
+    _add(parser, "output_len", workload)
+    parser.option("tokenizer", group=workload, detail="for a trace of texts")
 
 
 def add_deployment_options(parser: VerbParser) -> None:
@@ -141,6 +148,8 @@ def load_workload(arguments: argparse.Namespace) -> Workload:
         workload = _synthetic(arguments)
     elif is_servegen(arguments.trace):
         workload = read_servegen(arguments.trace, _servegen_options(arguments))
+    elif is_recorded_run(arguments.trace):
+        workload = read_recorded_run(arguments.trace, arguments.num_requests)
     else:
         workload = read_trace(arguments.trace, _trace_options(arguments))
     if arguments.rate_scale != 1.0:
@@ -161,6 +170,8 @@ def _situations(arguments: argparse.Namespace) -> list[str]:
     name = arguments.trace.name
     if is_servegen(arguments.trace):
         return [name, ARCHIVE]
+    if is_recorded_run(arguments.trace):
+        return [name, RECORDED]
     opened = open_trace(arguments.trace, arguments.hash_block_tokens)
     found = [name, TIMED if opened.timed else UNTIMED]
     if not opened.timed and arguments.arrival == "gamma":

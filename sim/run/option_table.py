@@ -26,6 +26,7 @@ SESSIONS = "sessions"
 TIMED = "a trace with arrival times"
 UNTIMED = "a trace without arrival times"
 ARCHIVE = "a ServeGen archive"
+RECORDED = "a recorded run"
 IN_CHARACTERS = "a trace whose lengths are characters"
 TEXTS = "a trace of texts"
 HASHED = "a trace with hash ids"
@@ -37,7 +38,7 @@ MOST_REQUESTS = 10_000_000
 
 WORKLOAD = (
     Option(name="trace", kind=Path, metavar="FILE",
-           help="trace; its format is found by its columns"),
+           help="trace, or a step log or recorded run; found by what is in it"),
     Option(name="workload", kind=str, metavar="NAME", choices=tuple(WORKLOADS),
            help=f"one of {', '.join(WORKLOADS)}"),
     Option(name="num_requests", kind=int, least=1, most=MOST_REQUESTS, may_be_none=True,
@@ -46,7 +47,8 @@ WORKLOAD = (
            belongs_to=(OPEN_LOOP, SESSIONS, UNTIMED, ARCHIVE),
            help="mean requests per second (sessions: new sessions)"),
     Option(name="rate_scale", kind=float, least=1e-6, most=1e6, metavar="F",
-           belongs_to=(TIMED, ARCHIVE), help="divide all arrival times of a trace by F"),
+           belongs_to=(TIMED, ARCHIVE, RECORDED),
+           help="divide all arrival times of a trace by F"),
     Option(name="arrival", kind=str, choices=PROCESSES, aliases=("arrivals",),
            belongs_to=(UNTIMED,), help="arrival process of a trace without times"),
     Option(name="burstiness", kind=float, least=LEAST_BURSTINESS, most=MOST_BURSTINESS,
@@ -132,7 +134,22 @@ TWIN = (
            help="share of requests that end with an error"),
 )  # fmt: skip
 
-SIM_TABLE = Table((*table.TABLE.options(), *WORKLOAD, *RUN, *OTHER_VERBS, *TWIN))
+# `lockstep bench serve`.
+CLIENT = (
+    Option(name="base_url", kind=str, metavar="URL", help="the server, without /v1"),
+    Option(name="client_api_key", kind=str, may_be_none=True, metavar="KEY",
+           help="key that the server asks for"),
+    Option(name="endpoint", kind=str, choices=("completions", "chat"),
+           help="token ids go to completions, words to chat"),
+    Option(name="vocab_size", kind=int, least=64, most=10_000_000,
+           help="token ids of prompts are below"),
+    Option(name="read_timeout_s", kind=float, above=0, most=1e6, metavar="S",
+           help="longest silence of the server within an answer"),
+    Option(name="result", kind=Path, may_be_none=True, metavar="FILE",
+           help="write the result in the keys of vllm bench serve --save-detailed"),
+)  # fmt: skip
+
+SIM_TABLE = Table((*table.TABLE.options(), *WORKLOAD, *RUN, *OTHER_VERBS, *TWIN, *CLIENT))
 
 
 def workload_situations(name: str, kind: str) -> list[str]:

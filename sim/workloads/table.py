@@ -36,6 +36,12 @@ def output_stripe(row: int, num_tokens: int) -> range:
     return range(base, base + num_tokens)
 
 
+def answered_row(span: range) -> int | None:
+    """The row whose output begins with these ids; None where they are no output."""
+    row, place = divmod(span.start - _STRIPE_BASE, _STRIPE)
+    return row if row >= 0 and place == _OUTPUT_OFFSET else None
+
+
 def shared_stripe(group: int, num_tokens: int) -> range:
     """Ids of a prefix that the requests of a group share."""
     base = _SHARED_BASE + group * _STRIPE

@@ -211,20 +211,29 @@ def test_the_twin_is_dead_when_all_replicas_have_failed():
     assert asyncio.run(served(twin(faults), action)) == (500, 503, BodyState.DEAD)
 
 
-def test_a_slow_replica_takes_longer_and_errors_come_at_their_rate():
-    async def seconds(client):
-        json = {"prompt": "x", "max_tokens": 400, "ignore_eos": True}
-        loop = asyncio.get_running_loop()
-        begin = loop.time()
-        answers = [await client.post("/v1/completions", json=json) for _ in range(3)]
-        return loop.time() - begin, [answer.status_code for answer in answers]
+def test_a_slow_replica_takes_longer_by_its_factor():
+    async def decode_ns(body):
+        await body.start()
+        stream = body.generate(
+            GenerateRequest(request_id="x", prompt_token_ids=[1, 2], arrival_ns=0, max_tokens=50)
+        )
+        deltas = [delta async for some in stream for delta in some]
+        await body.close()
+        return deltas[-1].time_ns - deltas[0].time_ns
 
-    fast, codes = asyncio.run(served(twin(), seconds))
-    slow, _ = asyncio.run(served(twin(Faults(slow=parse_slow(["0:20"]))), seconds))
-    assert slow > 5 * fast
-    assert codes == [200, 200, 200]
-    _, codes = asyncio.run(served(twin(Faults(error_rate=1.0)), seconds))
-    assert codes == [500, 500, 500]
+    given = {"cost": "constant:5", "speed": 100.0}
+    fast = asyncio.run(decode_ns(twin(**given)))
+    slow = asyncio.run(decode_ns(twin(Faults(slow=parse_slow(["0:20"])), **given)))
+    assert slow == pytest.approx(20 * fast, rel=0.01)
+
+
+def test_errors_come_at_their_rate():
+    async def codes(client):
+        json = {"prompt": "x", "max_tokens": 40, "ignore_eos": True}
+        return [(await client.post("/v1/completions", json=json)).status_code for _ in range(3)]
+
+    assert asyncio.run(served(twin(), codes)) == [200, 200, 200]
+    assert asyncio.run(served(twin(Faults(error_rate=1.0)), codes)) == [500, 500, 500]
 
 
 def test_time_stands_still_while_it_sleeps():
