@@ -5,39 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import aiohttp
 import msgspec
 
 from engine.core.errors import InputError
 from sim.client.prompts import PromptMaker
-from sim.client.stream import NS_PER_S, Seen, post
+from sim.client.seen import NS_PER_S, Seen
+from sim.client.stream import post
+from sim.client.target import Target
 from sim.workloads.table import Workload
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """The server and how it is asked.
-
-    With `chat` prompts are words and go to the chat endpoint; else they are token ids.
-    """
-
-    base_url: str
-    model: str
-    vocab_size: int = 32_000
-    api_key: str | None = None
-    chat: bool = False
-    ignore_eos: bool = True
-    temperature: float = 0.0
-    max_concurrency: int | None = None
-    read_timeout_s: float = 600.0
-
-    @property
-    def url(self) -> str:
-        """Where requests go."""
-        path = "/v1/chat/completions" if self.chat else "/v1/completions"
-        return self.base_url.rstrip("/") + path
 
 
 async def model_of(base_url: str, api_key: str | None) -> str:

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from sim.client.load import Target
-from sim.client.stream import NS_PER_S, Seen, gaps_s
+from sim.client.seen import NS_PER_S, Seen, gaps_s
+from sim.client.target import Target
 
 PERCENTILES = (50, 90, 95, 99)
 METRICS = ("ttft", "tpot", "itl", "e2el")

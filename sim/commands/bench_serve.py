@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from engine.arguments.parser import VerbParser
 from engine.core.errors import ConfigError
 from engine.steplog.atomic import check_replaceable, write_text
-from sim.client.load import Load, Target, model_of
 from sim.client.result import METRICS, PERCENTILES, bench_result
+from sim.client.target import Target
 from sim.commands.counters import Counter
 from sim.commands.options import add_workload_options, load_workload, reading_notes
 from sim.metrics.summary import parse_goodput
@@ -77,6 +77,9 @@ async def _send(
     if not arguments.base_url.startswith(("http://", "https://")):
         reason = "must begin with http:// or https://"
         raise ConfigError("base_url", arguments.base_url, reason)
+    # Here, since the help of a verb needs no optional package.
+    from sim.client.load import Load, model_of
+
     api_key = arguments.client_api_key
     target = Target(
         base_url=arguments.base_url,

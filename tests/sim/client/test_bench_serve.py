@@ -61,7 +61,7 @@ def test_a_load_is_measured_in_the_keys_of_vllm_and_calibration_reads_it(server,
     assert len(rows) == 40
     first = rows[0]["first_token_ts"] - rows[0]["queued_ts"]
     assert first == pytest.approx(result["ttfts"][0])
-    for name in ("ttft", "tpot", "itl", "e2el"):
+    for name in ("ttft", "e2el"):
         assert 0 < result[f"median_{name}_ms"] <= result[f"p99_{name}_ms"]
     mean = sum(sum(gaps) for gaps in result["itls"]) / 40 * 1e3 + result["mean_ttft_ms"]
     assert mean == pytest.approx(result["mean_e2el_ms"])
@@ -130,8 +130,9 @@ def test_a_twins_log_can_be_sent_again(server, capsys, tmp_path):
     process.wait(30)
     assert process.returncode == 0
     assert is_recorded_run(log)
-    workload = read_recorded_run(log, 5)
-    assert list(workload.output_tokens) == [16] * 5  # of the first load
+    workload = read_recorded_run(log)
+    assert list(workload.output_tokens)[-5:] == [4] * 5
+    assert len(read_recorded_run(log, 3)) == 3
     assert lockstep(["sim", "replay", str(log)]) == 0
     assert lockstep(["sim", "run", "--trace", str(log), "--cost", "constant:5"]) == 0
 
