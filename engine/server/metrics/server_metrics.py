@@ -118,6 +118,7 @@ class ServerMetrics:
         times.engine = deltas[0].engine
         engine = self._engines[times.engine]
         for delta in deltas:
+            times.num_preemptions = max(times.num_preemptions, delta.num_preemptions)
             if not delta.token_ids:
                 continue
             if times.first_token_ns is None:
@@ -129,7 +130,6 @@ class ServerMetrics:
                 engine.itl.observe((delta.time_ns - times.last_token_ns) / NS_PER_S)
             times.last_token_ns = delta.time_ns
             times.num_tokens += len(delta.token_ids)
-            times.num_preemptions = delta.num_preemptions
 
     def ended(self, times: RequestTimes, reason: str, now_ns: int) -> None:
         """Books the end of one request."""

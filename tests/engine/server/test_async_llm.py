@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from pathlib import Path
 from unittest import mock
 
 import httpx
@@ -260,3 +261,15 @@ def test_a_lower_priority_goes_first_where_the_policy_looks_at_it(folder):
         assert ends.index("soon") < ends.index("middle") < ends.index("late")
 
     asyncio.run(check())
+
+
+@pytest.mark.nightly
+def test_a_killed_rank_ends_an_idle_server_with_1(folder):
+    with running(folder, *TINY_OPTIONS, "--tensor-parallel-size", "2") as server:
+        asked = {"prompt": [5, 6], "max_tokens": 4}
+        answer = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=60)
+        assert answer.status_code == 200
+        children = Path(f"/proc/{server.engine_pid()}/task/{server.engine_pid()}/children")
+        os.kill(int(children.read_text().split()[-1]), signal.SIGKILL)
+        assert server.process.wait(30) == 1
+    assert any("has ended with exit code -9" in line for line in server.log), server.log

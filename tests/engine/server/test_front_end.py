@@ -4,6 +4,8 @@ import asyncio
 import json
 
 from engine.arguments.parser import VerbParser
+from engine.server.delta_stream import DeltaStream
+from engine.server.messages import Delta
 from engine.server.options import add_server_options, server_options
 from tests.engine.server_testing import EchoBody, client_of
 
@@ -254,3 +256,31 @@ def test_every_field_reaches_the_body_under_its_own_name():
         assert seen[0].prompt_text == "abc" and seen[0].prompt_token_ids == [97, 98, 99]
 
     run(check)
+
+
+class Failing(EchoBody):
+    """Ends every request with an error after its second token."""
+
+    def generate(self, request):
+        stream = DeltaStream()
+        for place in range(2):
+            stream.put(Delta(token_ids=[97], time_ns=place, scheduled_ns=0))
+        error = "the step failed: OutOfMemoryError"
+        stream.put(Delta(token_ids=(), time_ns=2, finish_reason="error", error=error))
+        return stream
+
+
+def test_a_failed_step_is_500_or_an_event_of_the_stream():
+    async def check(client):
+        asked = {"prompt": "abc", "max_tokens": 9}
+        whole = await client.post("/v1/completions", json=asked)
+        assert whole.status_code == 500 and "OutOfMemory" in whole.json()["error"]["message"]
+        streamed = await client.post("/v1/completions", json={**asked, "stream": True})
+        found = events(streamed)
+        assert found[-1]["error"]["code"] == 500 and streamed.status_code == 200
+        assert client.server.num_open == 0
+        assert (
+            'finished_reason="error",model_name="echo"} 2' in client.server.metrics.text().decode()
+        )
+
+    run(check, Failing())
