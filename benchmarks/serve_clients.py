@@ -77,7 +77,6 @@ def vllm_bench(args, folder):
     ]  # fmt: skip
     run([*map(str, command)])
     found = json.loads((folder / "r.json").read_text())
-    # Its first request is a probe, which is in no figure of its own.
     return command, {
         "requests": found["completed"],
         "input_tokens": found["total_input_tokens"],
