@@ -50,7 +50,7 @@ class LLM:
 
     Options are those of `EngineOptions`. Not for use from several threads at once. The output of
     every accepted request is handed over exactly once, by the call that it belongs to or by
-    `step`, whatever fails; only `close` drops what is left.
+    `step`, whatever fails; only `cancel` and `close` drop what is left.
 
     Raises:
         ConfigError: an option is unknown or impossible.

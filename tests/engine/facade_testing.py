@@ -163,7 +163,8 @@ class Tally:
 
     accepted: dict = field(default_factory=dict)  # id -> (number, prompt, params)
     given: list = field(default_factory=list)
-    dropped: set = field(default_factory=set)  # ids of calls that raised: nothing may be given
+    dropped: set = field(default_factory=set)  # cancelled: at most one output, from before
+    silenced: dict = field(default_factory=dict)  # cancelled to the end -> outputs until then
     errors: Counter = field(default_factory=Counter)
 
     def accept(self, llm, ids, prompts, params):
@@ -207,8 +208,10 @@ def act(llm, rng, tally):
     elif kind == "step":
         tally.given += llm.step()
     elif kind == "abort" and tally.accepted:
-        output = llm.abort(rng.choice([*tally.accepted]))
-        if output is not None:
+        name = rng.choice([*tally.accepted])
+        if name % 2:
+            cancel(llm, name, tally)
+        elif (output := llm.abort(name)) is not None:
             tally.given.append(output)
     elif kind == "generate":
         prompts, params = zip(*[random_request(rng) for _ in range(2)], strict=True)
@@ -227,6 +230,13 @@ def act(llm, rng, tally):
             elif rng.random() < 0.3:  # somebody else goes on meanwhile
                 tally.given += llm.step()
         stream.close()
+
+
+def cancel(llm, name, tally):
+    tally.dropped.add(name)
+    num_given = sum(output.request_id == name for output in tally.given)
+    llm.cancel(name)
+    tally.silenced[name] = num_given
 
 
 def disturbed_run(folder, seed, line=0, num_faults=0, num_acts=14, step_log=None, part=""):
@@ -298,6 +308,9 @@ def drain(llm, tally):
 def check_law(llm, tally, refused):
     """Everything accepted was given exactly once and is right; nothing of it is left."""
     counts = Counter(output.request_id for output in tally.given)
+    for name in tally.dropped:
+        assert counts[name] <= tally.silenced.get(name, 1)
+        counts[name] = 1
     assert counts == Counter([*tally.accepted]), (counts, [*tally.accepted])
     for output in tally.given:
         completion = output.outputs[0]
