@@ -39,7 +39,7 @@ golden: $(VENV)/.installed  ## the numeric suites alone
 	$(BIN)/python -m pytest -q golden
 
 mutate: $(VENV)/.installed  ## mutation testing of the kernel
-	$(BIN)/python -m properties.mutation
+	$(BIN)/python -m properties.mutation kernel --jobs $(JOBS)
 
 model: $(VENV)/.installed  ## check the Promela model and replay it on the kernel (needs Spin)
 	$(BIN)/python -m properties.models

@@ -129,13 +129,11 @@ class DecodeSet:
             self._enter_phase(sequence)
 
     def take_at_limit(self) -> list[Sequence]:
-        """Takes out the members whose newest token is their last one, in running order."""
+        """Takes out the members whose newest token is their last one."""
         ending: list[Sequence] = []
         while (sequence := self._first_at_limit(self.clock)) is not None:
-            heapq.heappop(self._limits)
             self.leave(sequence)
             ending.append(sequence)
-        ending.sort(key=_BY_ADMISSION)
         return ending
 
     def next_limit(self) -> int | None:

@@ -1,7 +1,7 @@
-"""`python -m properties.mutation`: runs mutmut on the kernel and writes the record.
+"""`python -m properties.mutation SCOPE`: how much of the code could be wrong unnoticed.
 
-Mutmut works in a copy of what it needs, in out/mutation, and goes on there if it was stopped.
-`--files step plan` mutates some files only, in a folder of their own, and leaves the record alone.
+Judges every mutant of the scope by its killing tests and writes the record. `--files` takes some
+modules only, `--again` those that survived in an earlier result; both leave the record alone.
 """
 
 from __future__ import annotations
@@ -10,217 +10,192 @@ import argparse
 import json
 import os
 import platform
-import shutil
-import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection
-from importlib.metadata import version
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from properties.mutation.changes import change_in
+import pytest
+
 from properties.mutation.equivalents import EQUIVALENT
-from properties.mutation.getters import as_functions
+from properties.mutation.forking import SURVIVED, ForkingLoop, Judgement
+from properties.mutation.planting import Mutant, mutants_of
 from properties.search.failures import commit
 
 ROOT = Path(__file__).resolve().parents[2]
-MUTATED = (
-    "block_manager",
-    "block_pool",
-    "decode_set",
-    "free_list",
-    "hashing",
-    "lifecycle",
-    "plan",
-    "policies",
-    "scheduler",
-    "sequence",
-    "state",
-    "step",
-)
-TESTS = ("test_decode_runs", "test_plans", "test_scenarios", "test_scheduler")  # of tests/core
-KILLED = ("killed", "timeout", "segfault")
-RECORD = ROOT / "properties" / "records" / "mutation.json"
-SETTINGS = """[mutmut]
-source_paths=engine
-only_mutate=
-{mutated}
-also_copy=
-    properties
-    conftest.py
-pytest_add_cli_args=
-    -q
-    -x
-    -p
-    no:randomly
-    -p
-    no:cacheprovider
-pytest_add_cli_args_test_selection=
-    properties/mutation/killers.py
-    properties/tests/test_horizon.py
-{tests}
-timeout_multiplier=4.0
-timeout_constant=5.0
-use_git_change_detection=false
-do_not_mutate_patterns=
-    ^\\s*assert
-"""
+RECORDS = ROOT / "properties" / "records"
 
 
-def prepare(folder: Path, files: Collection[str]) -> None:
-    """Copies kernel and suite, and writes mutmut's settings."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("engine/core", "properties"):
-        shutil.copytree(
-            ROOT / name,
-            folder / name,
-            dirs_exist_ok=True,
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
-    (folder / "tests" / "core").mkdir(parents=True, exist_ok=True)
-    tests = [f"tests/core/{name}.py" for name in TESTS]
-    for name in tests:
-        shutil.copy(ROOT / name, folder / name)
-    shutil.copy(ROOT / "engine" / "__init__.py", folder / "engine" / "__init__.py")
-    for name in files:
-        path = folder / "engine" / "core" / f"{name}.py"
-        path.write_text(as_functions(path.read_text()))
-    mutated = "\n".join(f"    engine/core/{name}.py" for name in files)
-    selection = "\n".join(f"    {name}" for name in tests)
-    (folder / "setup.cfg").write_text(SETTINGS.format(mutated=mutated, tests=selection))
-    shutil.copy(Path(__file__).with_name("patience.py"), folder / "conftest.py")
-    (folder / "commit.txt").write_text(commit())
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What is changed, and the tests that must notice; the record keeps both."""
+
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+    deselected: str = ""
 
 
-def outcomes(folder: Path) -> dict[str, str]:
-    """Mutant name -> what became of it."""
-    listed = subprocess.run(
-        [sys.executable, "-m", "mutmut", "results", "--all", "true"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = {}
-    for line in listed.stdout.splitlines():
-        name, _, status = line.strip().rpartition(": ")
-        if name:
-            found[name] = status
+_CORE = ("block_manager", "block_pool", "decode_set", "free_list", "hashing", "lifecycle", "plan",
+         "policies.mixed", "policies.policy", "policies.prefill_first", "policies.priority",
+         "scheduler", "sequence", "state", "step", "tokens", "views", "waiting")  # fmt: skip
+_FACADE = ("llm", "requests.live", "requests.registry", "requests.stream", "step.builder",
+           "step.loop")  # fmt: skip
+SCOPES = {
+    "kernel": Scope(
+        tuple([f"engine.core.{name}" for name in _CORE]),
+        (
+            "properties/mutation/killers.py",
+            "properties/tests/test_horizon.py",
+            "properties/tests/test_sizes.py",
+            *[f"tests/engine/core/test_{name}.py" for name in (
+                "block_pool", "decode_runs", "plans", "scenarios", "scheduler", "tokens")],
+        ),
+        "server",
+    ),
+    "facade": Scope(
+        tuple([f"engine.{name}" for name in _FACADE]),
+        (
+            "tests/engine/test_facade_law.py",
+            "tests/engine/test_facade_defects.py",
+            "tests/engine/requests",
+        ),
+        "real_engine or every_line or replays or is_found or gpu",
+    ),
+}  # fmt: skip
+
+
+def mutants_in(modules: Sequence[str]) -> list[Mutant]:
+    """All mutants of some modules."""
+    found: list[Mutant] = []
+    for module in modules:
+        found += mutants_of(module, ROOT / f"{module.replace('.', '/')}.py")
     return found
 
 
-def change_of(folder: Path, name: str) -> tuple[str, str, str]:
-    """What a mutant changes: function, lines before and after."""
-    shown = subprocess.run(
-        [sys.executable, "-m", "mutmut", "show", name],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
+def judge(scope: Scope, mutants: Sequence[Mutant], jobs: int, seconds: float) -> list[Judgement]:
+    """Runs the suite against the mutants."""
+    judged: list[Judgement] = []
+
+    def note(judgement: Judgement) -> None:
+        judged.append(judgement)
+        if len(judged) % 100 == 0:
+            alive = sum([one.by == SURVIVED for one in judged])
+            print(f"{len(judged)} of {len(mutants)} judged, {alive} alive", flush=True)
+
+    loop = ForkingLoop(mutants, jobs, time.monotonic() + seconds, note)
+    files = [str(ROOT / name) for name in scope.tests]
+    quiet = [f"-pno:{name}" for name in ("terminal", "cacheprovider", "xdist")] + ["-otimeout=0"]
+    quiet += ["-W", "ignore:This process"]  # forks and threads of libraries do not disturb
+    chosen = ["-m", "not nightly", "-k", f"not ({scope.deselected})"]
+    status = pytest.main([*quiet, *chosen, f"--rootdir={ROOT}", *files], plugins=[loop])
+    if not judged and mutants:
+        raise SystemExit(f"nothing was judged (pytest: {status})")
+    return judged
+
+
+def summary(name: str, judged: Sequence[Judgement], left: int, seconds: float) -> dict[str, Any]:
+    """Counts, survivors by justification, and who killed how many."""
+    alive = [one for one in judged if one.by == SURVIVED]
+    equal = [one for one in alive if one.mutant.change.key in EQUIVALENT]
+    holes = [one for one in alive if one.mutant.change.key not in EQUIVALENT]
+    by_test = Counter(
+        one.by.rpartition("::")[2].partition("[")[0] for one in judged if one.by != SURVIVED
     )
-    return change_in(name, shown.stdout)
-
-
-def add_wall_time(folder: Path, seconds: float = 0.0) -> float:
-    """Seconds that all runs in a folder took together."""
-    path = folder / "wall_s.txt"
-    total = seconds + (float(path.read_text()) if path.exists() else 0.0)
-    path.write_text(f"{total:.1f}\n")
-    return total
-
-
-def report(
-    folder: Path, files: Collection[str], jobs: int, later: Path | None = None
-) -> dict[str, object]:
-    """The record: counts, the raw score, and the score without justified equivalents.
-
-    `later` is the folder of a run that tried survivors again with tests that came after `folder`'s;
-    those it kills are named apart and count in `adjusted_score` only.
-    """
-    found = outcomes(folder)
-    counts = Counter(found.values())
-    killed = sum(counts[status] for status in KILLED)
-    alive = [name for name, status in found.items() if status in ("survived", "no tests")]
-    changes = {name: change_of(folder, name) for name in sorted(alive)}
-    equivalent = {
-        name: EQUIVALENT[change] for name, change in changes.items() if change in EQUIVALENT
-    }
-    holes = {
-        name: " -> ".join(change[1:]) for name, change in changes.items() if name not in equivalent
-    }
-    again = outcomes(later) if later else {}
-    closed = {name: holes.pop(name) for name in [*holes] if again.get(name) in KILLED}
-    judged = killed + len(alive)
-    record: dict[str, object] = {
-        "command": "make mutate",
-        "commit": (folder / "commit.txt").read_text().strip(),
+    by_operator = Counter(one.mutant.change.operator for one in judged)
+    killed = len(judged) - len(alive)
+    return {
+        "command": f"python -m properties.mutation {name}",
+        "commit": commit(),
         "python": platform.python_version(),
-        "mutmut": version("mutmut"),
-        "files": [f"engine/core/{name}.py" for name in files],
-        "jobs": jobs,
-        "wall_s": round(add_wall_time(folder)),
-        "mutants": len(found),
-        "judged": judged,
-        "outcomes": dict(counts),
+        "seconds": round(seconds),
+        "mutants": len(judged) + left,
+        "judged": len(judged),
         "killed": killed,
-        "raw_score": round(killed / max(1, judged), 4),
-        "equivalent": equivalent,
-        "adjusted_score": round((killed + len(closed)) / max(1, judged - len(equivalent)), 4),
-        "survivors": holes,
+        "raw_score": round(killed / max(1, len(judged)), 4),
+        "equivalent": len(equal),
+        "adjusted_score": round(killed / max(1, len(judged) - len(equal)), 4),
+        "operators": dict(by_operator.most_common()),
+        "killed_by": dict(by_test.most_common()),
+        "survivors": [_told(one) for one in holes],
+        "justified": [{**_told(one), "why": EQUIVALENT[one.mutant.change.key]} for one in equal],
     }
-    if later:
-        commit_later = (later / "commit.txt").read_text().strip()
-        record["killed_later"] = {"commit": commit_later, "mutants": closed}
-    return record
 
 
-def run(folder: Path, files: Collection[str], jobs: int, names: Collection[str]) -> None:
-    """Runs mutmut on `names`, or on whatever it has not judged yet."""
-    prepare(folder, files)
-    began = time.monotonic()
-    try:
-        subprocess.run(
-            [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *names],
-            cwd=folder,
-            check=True,
-        )
-    finally:
-        add_wall_time(folder, time.monotonic() - began)
+def _told(judgement: Judgement) -> dict[str, Any]:
+    change = judgement.mutant.change
+    return {
+        "mutant": judgement.mutant.name,
+        "function": change.function,
+        "before": change.before,
+        "after": change.after,
+    }
+
+
+def _survivors_of(path: Path) -> set[tuple[str, str, str]]:
+    found = json.loads(path.read_text())["survivors"]
+    return {(one["function"], one["before"], one["after"]) for one in found}
+
+
+def joined(mutants: Sequence[Mutant], parts: Sequence[Path]) -> list[Judgement]:
+    """What earlier runs found of these mutants; of two outcomes the later part's counts."""
+    found: dict[tuple[str, ...], str] = {}
+    for part in parts:
+        for *key, by in json.loads(part.read_text()).values():
+            found[tuple(key)] = by
+    return [Judgement(m, found[m.change.key], 0.0) for m in mutants if m.change.key in found]
 
 
 def main() -> int:
-    """Runs mutmut and reports; exit code 1 if a mutant survived without a justification."""
+    """Judges and reports; exit code 1 if a mutant survived without a justification."""
     parser = argparse.ArgumentParser(prog="python -m properties.mutation")
+    parser.add_argument("scope", choices=[*SCOPES])
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--folder", type=Path, help="default: out/mutation, one more per --files")
-    parser.add_argument("--files", nargs="+", choices=MUTATED, default=list(MUTATED))
-    parser.add_argument("--only-report", action="store_true", help="write the record again")
-    parser.add_argument("--later", type=Path, help="folder of a run that tried survivors again")
-    parser.add_argument("--retry", action="store_true", help="run what is not killed yet again")
-    parser.add_argument("--names", nargs="*", default=[], help="mutants to run, default: all")
+    parser.add_argument("--files", nargs="+", help="ends of modules' names, default: all")
+    parser.add_argument("--again", type=Path, help="only survivors of this result")
+    parser.add_argument("--without", type=Path, nargs="+", help="outcomes of parts judged before")
+    parser.add_argument("--every", type=int, default=1, help="every n-th mutant only")
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time")
+    parser.add_argument("--outcomes", type=Path, help="where each mutant's outcome goes")
+    parser.add_argument("--join", type=Path, nargs="+", help="outcomes of earlier parts, to sum up")
+    parser.add_argument("--out", type=Path, help="where the result goes instead of the record")
     args = parser.parse_args()
-    is_whole = set(args.files) == set(MUTATED)
-    suffix = "" if is_whole else "-" + "-".join(sorted(args.files))
-    folder = args.folder or ROOT / "out" / f"mutation{suffix}"
-    if args.retry:
-        last = outcomes(folder)
-        args.names = [name for name, status in last.items() if status not in KILLED]
-    if not args.only_report:
-        run(folder, args.files, args.jobs, args.names)
-    record = report(folder, args.files, args.jobs, args.later)
-    path = RECORD if is_whole else folder / "record.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    survivors = record["survivors"]
-    assert isinstance(survivors, dict)
+    scope = SCOPES[args.scope]
+    modules = [m for m in scope.modules if not args.files or m.endswith(tuple(args.files))]
+    mutants = mutants_in(modules)
+    if args.again:
+        known = _survivors_of(args.again)
+        mutants = [mutant for mutant in mutants if mutant.change.key in known]
+    if args.without:
+        judged_before = {one.mutant.change.key for one in joined(mutants, args.without)}
+        mutants = [mutant for mutant in mutants if mutant.change.key not in judged_before]
+    # Spread over the files, so that a run that is cut short has seen all of them.
+    mutants = [mutants[place] for start in range(97) for place in range(start, len(mutants), 97)]
+    mutants = mutants[:: args.every]
+    began = time.monotonic()
+    if args.join:
+        judged = joined(mutants, args.join)
+    else:
+        judged = judge(scope, mutants, args.jobs, args.seconds)
+    result = summary(args.scope, judged, len(mutants) - len(judged), time.monotonic() - began)
+    chosen = (args.files, args.again, args.without, args.every > 1, args.seconds < 1e8)
+    is_whole = not any(chosen)
+    default = RECORDS / f"mutation_{args.scope}.json" if is_whole else None
+    out = args.out or default
+    if out is not None:
+        out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    if args.outcomes:
+        found = {one.mutant.name: [*one.mutant.change.key, one.by] for one in judged}
+        args.outcomes.write_text(json.dumps(found, indent=0) + "\n")
+    for one in result["survivors"]:
+        print(f"alive: {one['mutant']}: {one['before']} -> {one['after']}")
     print(
-        f"{record['killed']} of {record['judged']} mutants killed (raw {record['raw_score']:.1%}, "
-        f"without equivalents {record['adjusted_score']:.1%}); {path}"
+        f"{result['killed']} of {result['judged']} mutants killed (raw {result['raw_score']:.1%}, "
+        f"without equivalents {result['adjusted_score']:.1%}) in {result['seconds']} s"
     )
-    for name, change in survivors.items():
-        print(f"alive: {name}: {change}")
-    return 1 if survivors else 0
+    return 1 if result["survivors"] else 0
 
 
 if __name__ == "__main__":

@@ -1,45 +1,43 @@
-"""The tests that mutmut runs against each mutant, cheapest first.
+"""Tests that are run against each mutant of the kernel, beside its own.
 
 The name keeps pytest from collecting this file in ordinary runs, where longer suites do the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from engine.core.config import KernelConfig
+from engine.core.decode_set import DecodeSet
 from engine.core.errors import KernelBug, RequestRejected
 from engine.core.free_list import FreeList
 from engine.core.hashing import PrefixIndex
 from engine.core.request import Request
-from engine.core.scheduler import Scheduler, StepOrderError
+from engine.core.scheduler import Scheduler, SchedulerDead, StepOrderError
+from engine.core.sequence import Sequence
+from engine.core.state import KernelState
 from engine.core.tokens import Prompt
 from engine.core.views import UnknownRequest
 from properties.defects.decisions import PausesWithFullQueue
+from properties.mutation.situations import (
+    crowded_decodes,
+    fast_forward,
+    late_prompts,
+    limits_out_of_order,
+    under_pressure,
+    with_options,
+)
 from properties.search import probes
 from properties.search.run import run_workload
-from properties.search.workloads import Workload, random_workload
+from properties.search.workloads import crowded_prompts, random_workload
 
 
 def _run(seeds: range, is_async: bool = False) -> None:
     for seed in seeds:
         run_workload(random_workload(seed, is_async=is_async))
-
-
-def _fast_forward(seed: int) -> Workload:
-    """A workload whose decodes are done in runs."""
-    workload = random_workload(seed)
-    operations: list[list[object]] = []
-    for place, operation in enumerate(workload.operations[:-1]):
-        operations.append(operation)
-        if operation[0] == "add" and "stops" in operation[1] and seed % 4:
-            operations[-1] = ["add", {k: v for k, v in operation[1].items() if k != "stops"}]
-        if operation[0] in ("step", "add"):
-            operations.append(["run", 7 + place * seed])
-    operations += [["run", seed + i] for i in range(12)]
-    return replace(workload, operations=(*operations, ["drain"]))
 
 
 def test_a_few_workloads() -> None:
@@ -60,45 +58,10 @@ def test_a_few_workloads_with_several_half_done_prompts() -> None:
         run_workload(replace(workload, config=config))
 
 
-def late_prompts(budget: int, threshold: int) -> Workload:
-    """Short prompts decode behind long ones that are still half done."""
-    config = KernelConfig(
-        num_blocks=64,
-        max_model_len=64,
-        block_size=2,
-        max_num_seqs=6,
-        max_num_batched_tokens=budget,
-        long_prefill_token_threshold=threshold,
-    )
-    operations: list[list[object]] = []
-    for name, length in enumerate((14, 1, 9, 2, 1, 3)):
-        spec = {"id": name, "prompt": [name + 3 * i for i in range(length)], "max_tokens": 7}
-        operations += [["add", spec], ["step"]]
-    return Workload(config, 5, (*operations, ["drain"]))
-
-
 @pytest.mark.parametrize("budget", [2, 3, 4, 5, 6, 9])
 def test_decodes_behind_half_done_prompts(budget: int) -> None:
     for threshold in (1, 2, 3):
         run_workload(late_prompts(budget, threshold))
-
-
-def crowded_decodes(seed: int) -> Workload:
-    """More decodes than the budget of a step, with blocks due anywhere and sometimes too few."""
-    config = KernelConfig(
-        num_blocks=(24, 9, 7, 6)[seed % 4],
-        max_model_len=64,
-        block_size=1 + seed % 3,
-        max_num_seqs=6,
-        max_num_batched_tokens=2 + seed % 2,
-        policy="prefill_first",
-    )
-    operations: list[list[object]] = []
-    for name in range(5):
-        length = 1 + (seed // 2 + name) % 3
-        spec = {"id": name, "prompt": [name + i for i in range(length)], "max_tokens": 2 + name % 4}
-        operations += [["add", spec]]
-    return Workload(config, 5, (*operations, ["drain"]))
 
 
 def test_decodes_beyond_the_budget() -> None:
@@ -151,7 +114,7 @@ def test_a_few_async_workloads() -> None:
 
 def test_a_few_runs() -> None:
     for seed in range(40):
-        run_workload(_fast_forward(seed))
+        run_workload(fast_forward(seed))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +170,7 @@ def test_a_stop_string_names_a_live_request() -> None:
     scheduler = Scheduler(KernelConfig(num_blocks=4, max_model_len=16, block_size=4))
     scheduler.add(Request(0, Prompt([1]), 5))
     plan = scheduler.schedule()
-    with pytest.raises(UnknownRequest, match="no live request 5"):
+    with pytest.raises(StepOrderError, match="5 has no token in it to stop at"):
         scheduler.commit(plan, [7], stopped=[5])
     (ended,) = scheduler.commit(plan, [7], stopped=[0]).finished
     assert (ended.reason, list(ended.output_token_ids)) == ("stop", [7])
@@ -246,13 +209,114 @@ def test_an_id_is_taken_until_its_last_step_in_flight_is_committed() -> None:
     assert scheduler.schedule().step == 2
 
 
+def test_prompts_of_unequal_priority() -> None:
+    for seed in (*range(60), *range(700, 760)):
+        run_workload(crowded_prompts(seed))
+
+
+def test_priority_with_everything_else() -> None:
+    for seed in range(120):
+        run_workload(random_workload(seed, "priority", is_async=seed % 3 == 0))
+
+
+def test_equal_priorities_go_by_the_callers_clock() -> None:
+    config = KernelConfig(num_blocks=4, max_model_len=16, block_size=4, policy="priority")
+    scheduler = Scheduler(config)
+    for name, arrival in ((0, 30), (1, 10), (2, None), (3, 20)):
+        scheduler.add(Request(name, Prompt([1]), 2, arrival=arrival))
+    assert scheduler.waiting_ids() == [2, 1, 3, 0]
+    assert [scheduler.state.sequences[name].arrival for name in range(4)] == [30, 10, 2, 20]
+
+
+def test_decodes_that_are_passed_over_end_at_their_limits() -> None:
+    for seed in range(30):
+        run_workload(limits_out_of_order(seed))
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_prompts_that_are_held_back_in_small_pools(is_async: bool) -> None:
+    for seed in range(160):
+        options = {"prefill_schedule_interval": 2 + seed % 3, "max_num_seqs": 4}
+        run_workload(with_options(seed, is_async, **options))
+
+
+def test_decodes_one_step_ahead_under_pressure() -> None:
+    for seed in range(240):
+        run_workload(under_pressure(seed))
+
+
+@pytest.mark.parametrize("call", ["add", "abort", "schedule", "commit", "discard", "run_decode"])
+def test_a_call_that_was_cut_short_is_named(call: str) -> None:
+    """Whatever raises inside a call leaves a scheduler that says which call it was."""
+    scheduler = Scheduler(KernelConfig(num_blocks=9, max_model_len=16, block_size=4))
+    scheduler.add(Request(0, Prompt([1]), 9))
+    if call in ("commit", "discard", "run_decode"):
+        scheduler.commit(scheduler.schedule(), [1])
+        plan = scheduler.schedule()
+    calls: dict[str, Callable[[], object]] = {
+        "add": lambda: scheduler.add(Request(1, Prompt([1]), 2)),
+        "abort": lambda: scheduler.abort(0),
+        "schedule": scheduler.schedule,
+        "commit": lambda: scheduler.commit(plan, [1]),
+        "discard": lambda: scheduler.discard(plan),
+        "run_decode": lambda: scheduler.run_decode(plan, 1, lambda row: [1]),
+    }
+    scheduler.state.__class__ = _Interrupted
+    is_early = call in ("add", "abort")
+    scheduler.state.cut_at = ("waiting",) if is_early else ("manager", "decodes")  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="cut short"):
+        calls[call]()
+    with pytest.raises(SchedulerDead, match=rf"an earlier {call}\(\) was cut short"):
+        scheduler.add(Request(2, Prompt([1]), 2))
+
+
+class _Interrupted(KernelState):
+    """Interrupts whoever works with some of its parts."""
+
+    cut_at: tuple[str, ...] = ()
+
+    def __getattribute__(self, name: str) -> object:
+        if name in object.__getattribute__(self, "cut_at"):
+            raise RuntimeError("cut short")
+        return super().__getattribute__(name)
+
+
+def test_limits_come_in_order_after_many_have_left() -> None:
+    """The heap forgets those who left, now and then, and stays a heap."""
+    decodes = DecodeSet(4)
+    sequences = [
+        Sequence(Request(name, Prompt([1]), 1), limit=200 - name * 37 % 101) for name in range(120)
+    ]
+    for place, sequence in enumerate(sequences):
+        sequence.admission_index = place
+        decodes.join(sequence, 2)
+        if place % 3:
+            decodes.leave(sequence)
+            decodes.leave_batch(sequence)
+    left = [sequence for sequence in sequences if sequence.decoding]
+    assert len(decodes._limits) <= 2 * len(left) + 32
+    ended: list[int] = []
+    while left:
+        assert decodes.next_limit() == min(sequence.limit for sequence in left) - 2
+        decodes.advance(left[:1])
+        sequence = left[0]
+        assert sequence.base + decodes.clock <= sequence.limit
+        at_limit = decodes.take_at_limit()
+        assert all(one.base + decodes.clock == one.limit for one in at_limit)
+        ended += [one.admission_index for one in at_limit]
+        left = [one for one in left if one not in at_limit]
+        if len(ended) > 20:
+            break
+    assert len(ended) > 20
+
+
 def test_many_workloads() -> None:
     _run(range(100, 320))
 
 
 def test_many_runs() -> None:
     for seed in range(100, 200):
-        run_workload(_fast_forward(seed))
+        run_workload(fast_forward(seed))
 
 
 def test_many_async_workloads() -> None:

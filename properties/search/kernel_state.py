@@ -49,7 +49,12 @@ class _Walk:
         arrivals = sorted(state.sequences.values(), key=lambda s: (s.arrival, s.arrival_index))
         self._arrivals = {sequence.request_id: rank for rank, sequence in enumerate(arrivals)}
         order = [*scheduler.running_ids(), *scheduler.waiting_ids(), *state.sequences]
-        self._ids = {name: place for place, name in enumerate(dict.fromkeys(order))}
+        batches = [plan.decode for plan in scheduler.open_plans] + [state.decodes.batch]
+        # Ended requests live on in plans and rows for a while; they have names as well.
+        left = [entry.request_id for plan in scheduler.open_plans for entry in plan.entries]
+        left += [sequence.request_id for sequence in state.decodes._rows]
+        left += [name for batch in batches for name in batch.request_ids]
+        self._ids = {name: place for place, name in enumerate(dict.fromkeys([*order, *left]))}
         pool = state.manager.pool
         blocks = [b for name in order for b in scheduler.block_table(name)]
         blocks += scheduler.free_order() + list(range(pool.num_blocks))

@@ -19,9 +19,10 @@ from properties.defects.broken import BROKEN
 from properties.follower.view import LawBroken
 from properties.laws import KERNEL_LAWS, Law
 from properties.search import probes
-from properties.search.exhaustive import SCOPES, enumerate_states, small_config
+from properties.search.exhaustive import enumerate_states
 from properties.search.machine import SchedulerMachine
 from properties.search.run import run_workload
+from properties.search.scopes import SCOPES, small_config
 from properties.search.search import SEED_STRIDE, search, workload_of_seed
 from properties.search.workloads import random_workload
 from properties.timed_runs import simulated

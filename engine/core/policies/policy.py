@@ -46,13 +46,6 @@ class Policy(ABC):
         """An empty waiting queue in this policy's order."""
         return FcfsQueue()
 
-    def victim(self, state: KernelState) -> Sequence:
-        """The running sequence to preempt: the newest, also if it only waits for its last token.
-
-        P-P6, LAW-S10.
-        """
-        return next(reversed(state.running.values()))
-
     @abstractmethod
     def fill(self, state: KernelState, step: Step) -> None:
         """Decides who computes what in this step."""
