@@ -151,6 +151,7 @@ def main():
         parser.add_argument(f"--{name}", required=True)
     for name in ("vllm", "guidellm", "aiperf"):
         parser.add_argument(f"--{name}")
+    parser.add_argument("--served", default="", help="the options of the server, for the record")
     parser.add_argument("--out", type=Path)
     for name, default in (("requests", 30), ("streams", 4), ("input-len", 200), ("output-len", 24)):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -174,7 +175,7 @@ def main():
         print(name, json.dumps(found[name]["difference_percent"]), flush=True)
     record = {
         "what": "figures of public clients beside the server's own",
-        "server": server, "cores": os.cpu_count(), "python": platform.python_version(),
+        "served": args.served, "server": server, "cores": os.cpu_count(), "python": platform.python_version(),
         "clients": found,
     }  # fmt: skip
     if args.out is not None:
