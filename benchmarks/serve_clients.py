@@ -175,7 +175,8 @@ def main():
         print(name, json.dumps(found[name]["difference_percent"]), flush=True)
     record = {
         "what": "figures of public clients beside the server's own",
-        "served": args.served, "server": server, "cores": os.cpu_count(), "python": platform.python_version(),
+        "served": args.served, "server": server,
+        "cores": os.cpu_count(), "python": platform.python_version(),
         "clients": found,
     }  # fmt: skip
     if args.out is not None:
