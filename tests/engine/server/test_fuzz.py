@@ -43,7 +43,7 @@ def check(response):
     assert response.headers["x-request-id"]
 
 
-@SCHEMA.parametrize()
+@SCHEMA.include(method="POST").parametrize()
 @settings(max_examples=6, deadline=None, suppress_health_check=[*HealthCheck],
           phases=[Phase.explicit, Phase.generate])  # fmt: skip
 def test_bodies_and_headers_made_from_the_schema(case):
@@ -83,7 +83,7 @@ async def answer(content, path, headers=None):
 
 
 @given(content=BODIES, path=PATHS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_any_bytes_at_all(content, path):
     check(asyncio.run(answer(content, path)))
 
@@ -94,7 +94,7 @@ def test_any_bytes_at_all(content, path):
         ["X-Request-Id", "Content-Type", "Authorization", "Content-Length", "Accept", "Cookie"]
     ),
 )
-@settings(max_examples=100, deadline=None)  # fmt: skip
+@settings(max_examples=50, deadline=None)  # fmt: skip
 def test_any_header(value, name):
     try:
         response = asyncio.run(answer(json.dumps(NEARLY), "/v1/completions", {name: value}))
