@@ -126,7 +126,7 @@ class Load:
             fields["prompt"] = ids
             if self._keeps_answers:
                 fields["return_token_ids"] = True
-        return msgspec.json.encode(fields)
+        return msgspec.json.encode({**fields, **target.extra_body})
 
     @staticmethod
     async def _sleep_until(time_ns: int) -> None:

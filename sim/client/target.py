@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,7 @@ class Target:
     temperature: float = 0.0
     max_concurrency: int | None = None
     read_timeout_s: float = 600.0
+    extra_body: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def url(self) -> str:

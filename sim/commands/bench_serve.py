@@ -77,6 +77,7 @@ async def _send(
     if not arguments.base_url.startswith(("http://", "https://")):
         reason = "must begin with http:// or https://"
         raise ConfigError("base_url", arguments.base_url, reason)
+    extra_body = _object(arguments.extra_body)
     # Here, since the help of a verb needs no optional package.
     from sim.client.load import Load, model_of
 
@@ -91,6 +92,7 @@ async def _send(
         temperature=arguments.temperature,
         max_concurrency=arguments.max_concurrency,
         read_timeout_s=arguments.read_timeout_s,
+        extra_body=extra_body,
     )
     counter = Counter(len(workload), "requests", True)
     load = Load(workload, target, arguments.seed, counter if counter.shown else None)
@@ -99,6 +101,23 @@ async def _send(
     finally:
         counter.end()
     return bench_result(seen, target, load.begin_ns, workload.prompt_tokens, slos_ms)
+
+
+def _object(text: str | None) -> dict[str, object]:
+    """The fields of `--extra-body`.
+
+    Raises:
+        ConfigError: it is no JSON object.
+    """
+    if text is None:
+        return {}
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError("extra_body", text, "must be a JSON object")
+    return found
 
 
 def _table(result: dict[str, object]) -> str:

@@ -143,6 +143,8 @@ CLIENT = (
            help="token ids go to completions, words to chat"),
     Option(name="vocab_size", kind=int, least=64, most=10_000_000,
            help="token ids of prompts are below"),
+    Option(name="extra_body", kind=str, may_be_none=True, metavar="JSON",
+           help="fields that every request has besides, as an object"),
     Option(name="read_timeout_s", kind=float, above=0, most=1e6, metavar="S",
            help="longest silence of the server within an answer"),
     Option(name="result", kind=Path, may_be_none=True, metavar="FILE",
