@@ -80,6 +80,13 @@ VERBS: dict[str, Verb] = {
     "golden run": Verb("golden.command:run_main", "compare numbers with HF Transformers on a CPU"),
     "golden gpu": Verb("golden.command:gpu_main", "the same in 16-bit dtypes and real shapes"),
     "golden explain": Verb("golden.command:explain_main", "show a small experiment step by step"),
+    "golden check": Verb("golden.stored.check_verb:check_main", "check a model of your own"),
+    "golden record": Verb(
+        "golden.stored.record_verb:record_main", "write the truth of a model to a file"
+    ),
+    "golden endpoint": Verb(
+        "golden.endpoint.endpoint_verb:main", "check a server with OpenAI's endpoints"
+    ),
     "golden report": Verb("golden.command:report_main", "write a record as a table"),
 }
 

@@ -17,7 +17,7 @@ without their mean, and there with the mean's own, smaller rounding. Knows no mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -38,11 +38,13 @@ class Rules:
     """Bounds of one case.
 
     `c` multiplies HF's own error. `max_close_share` bounds the positions whose top-1/top-2 gap is
-    too small to judge the token: above it the token rule would be vacuous.
+    too small to judge the token: above it the token rule would be vacuous. The mean KL may be
+    `max_kl_mean`, or `kl_ratio` times that of HF in the test dtype where that is more.
     """
 
     c: float = 2.0
     max_kl_mean: float = 0.0025
+    kl_ratio: float = 0.0
     max_close_share: float = 1.0
 
 
@@ -105,6 +107,18 @@ class _Columns:
     agrees: Tensor
     hf_agrees: Tensor
     finite: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PositionErrors:
+    """Largest errors of a piece of a sequence, for plots; all lists are equally long."""
+
+    name: str
+    positions: list[float]
+    engine: list[float]
+    hf: list[float]
+    slack: list[float]
+    kl: list[float]
 
 
 class LogitComparison:
@@ -171,56 +185,13 @@ class LogitComparison:
             raise ValueError("nothing was compared")
         return _judge(self._names, self._pieces, self._rules)
 
-
-@dataclass(frozen=True, slots=True)
-class ErrorStats:
-    """The three-way rule on vectors that are no logits: a component's output rows."""
-
-    observed_c: float
-    max_error: float
-    pooled_ratio: float
-    violations: tuple[str, ...]
-
-
-def three_way(engine: Tensor, truth: Tensor, yardstick: Tensor, dtype: torch.dtype) -> ErrorStats:
-    """Judges rows [n, size] as `LogitComparison` judges logits, without the token rules."""
-    e, r, h = (x.detach().float().reshape(-1, x.shape[-1]) for x in (engine, truth, yardstick))
-    error, hf_error = (e - r).abs(), (h - r).abs()
-    slack_max, slack_mean = rounding_slack(r, dtype)
-    factor = 0.0 if dtype == torch.float32 else Rules().c
-    bad = (error.amax(-1) > factor * hf_error.amax(-1) + slack_max) | (
-        error.mean(-1) > factor * hf_error.mean(-1) + slack_mean
-    )
-    bad |= ~torch.isfinite(e).all(-1)
-    violations = []
-    if bad.any():
-        first = int(bad.nonzero()[0])
-        violations.append(
-            f"error above bound in {int(bad.sum())} of {len(bad)} rows, first {first}"
-        )
-    excess = (error.amax(-1) - slack_max) / hf_error.amax(-1).clamp(min=1e-30)
-    has_yardstick = dtype != torch.float32
-    pooled = float(error.mean() / hf_error.mean()) if float(hf_error.mean()) > 0 else 0.0
-    if has_yardstick and pooled > MAX_POOLED_RATIO:
-        violations.append(f"pooled error ratio {pooled:.2f} > {MAX_POOLED_RATIO}")
-    return ErrorStats(
-        observed_c=max(0.0, float(excess.max())) if has_yardstick else 0.0,
-        max_error=float(error.max()),
-        pooled_ratio=pooled,
-        violations=tuple(violations),
-    )
-
-
-def worst_of(parts: Mapping[str, ErrorStats]) -> ErrorStats:
-    """Several comparisons as one: the largest numbers, all violations with their names."""
-    return ErrorStats(
-        observed_c=max(part.observed_c for part in parts.values()),
-        max_error=max(part.max_error for part in parts.values()),
-        pooled_ratio=max(part.pooled_ratio for part in parts.values()),
-        violations=tuple(
-            f"{name}: {text}" for name, part in parts.items() for text in part.violations
-        ),
-    )
+    def errors(self) -> list[PositionErrors]:
+        """Largest errors by position of everything added so far, piece by piece."""
+        found = []
+        for name, piece in zip(self._names, self._pieces, strict=True):
+            columns = (piece.positions, piece.error_max, piece.hf_error_max, piece.slack, piece.kl)
+            found.append(PositionErrors(name, *(column.tolist() for column in columns)))
+        return found
 
 
 def rounding_slack(truth: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -275,6 +246,9 @@ def _judge(names: list[str], pieces: list[_Columns], rules: Rules) -> LogitStats
         *_broken("other token despite a clear gap", judged & ~all_.agrees, labels),
     ]
     kl_mean = float(all_.kl.mean())
+    hf_kl_mean = float(all_.hf_kl.mean())
+    max_kl_mean = max(rules.max_kl_mean, rules.kl_ratio * hf_kl_mean)
+    rules = replace(rules, max_kl_mean=max_kl_mean)
     gap_share = float(gap_decided.double().mean())
     pooled = _pooled_ratio(strict)
     violations += _broken_shares(rules, kl_mean, close_share, gap_share, hf_disagreement, pooled)
@@ -294,7 +268,7 @@ def _judge(names: list[str], pieces: list[_Columns], rules: Rules) -> LogitStats
         max_excess=max(float(over.max()) for over in excess.values()),
         kl_mean=kl_mean,
         kl_p99=float(all_.kl.quantile(0.99)),
-        hf_kl_mean=float(all_.hf_kl.mean()),
+        hf_kl_mean=hf_kl_mean,
         hf_kl_p99=float(all_.hf_kl.quantile(0.99)),
         agreement=float(all_.agrees.double().mean()),
         hf_agreement=1.0 - hf_disagreement,

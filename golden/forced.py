@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -138,6 +139,7 @@ class ForcedRunner:
         self._step_hidden: Tensor | None = None
         self.step_rows: list[tuple[str, int]] = []  # (request, position) of the step under way
         self._tables = hashlib.sha256()
+        self._changes: dict[str, Any] = {}
         self._hook = self.model.register_forward_hook(self._keep_hidden)
         self.scheduler = self._new_scheduler()
         self._sampling: dict[RequestId, RequestSampling] = {}
@@ -146,10 +148,14 @@ class ForcedRunner:
     @property
     def config(self) -> KernelConfig:
         """The kernel's configuration, sizes agreed by all ranks."""
-        return kernel_config(self.options, self.runner.info)
+        return replace(kernel_config(self.options, self.runner.info), **self._changes)
 
-    def reset(self) -> None:
-        """A fresh kernel: no request, nothing cached."""
+    def reset(self, **changes: object) -> None:
+        """A fresh kernel: no request, nothing cached; `changes` are fields of its configuration.
+
+        Pool and budget may only become smaller than the runner's.
+        """
+        self._changes = changes
         self.scheduler = self._new_scheduler()
         self._builder = self._new_builder()
 

@@ -12,8 +12,8 @@ import os
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -27,7 +27,7 @@ from engine.distributed.group import TpGroup
 from engine.distributed.one_shot import connect_group
 from engine.options import EngineOptions
 from golden.cases import ForcedSequence
-from golden.forced import ForcedRunner
+from golden.forced import Events, ForcedRunner, Observed
 
 JOIN_TIMEOUT_S = 10.0
 # Rank, number of ranks, device type, rendezvous file, timeout in seconds.
@@ -40,11 +40,18 @@ class RankFailed(LockstepError):
 
 @dataclass(frozen=True, slots=True)
 class RankJob:
-    """One run on all ranks. `defect` names one of `DEFECTS`."""
+    """One run on all ranks. `defect` names one of `DEFECTS`.
+
+    `changes` are fields of the kernel's configuration, `alone` runs one sequence after the other,
+    and of several `runs` the last one counts, with what the others left in the prefix cache.
+    """
 
     options: EngineOptions
     sequences: tuple[ForcedSequence, ...]
     defect: str | None = None
+    changes: Mapping[str, object] = field(default_factory=dict)
+    alone: bool = False
+    runs: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,7 @@ class RankReport:
     tables_digest: str  # of every block table at every step
     device_digest: str  # of the tables and tokens on the device
     drawn: dict[str, dict[int, int]]
+    events: dict[str, Events]
     positions: dict[str, list[int]] | None = None
     logits: dict[str, np.ndarray] | None = None  # float32
 
@@ -182,7 +190,7 @@ def _run_job(job: RankJob, group: TpGroup, device: torch.device) -> RankReport:
     with ForcedRunner(job.options, group, device) as runner:
         if job.defect is not None:
             DEFECTS[job.defect](runner, group)
-        observed = runner.run(job.sequences)
+        observed = _observed(runner, job)
         logits = {
             name: runner.logits(item.hidden()).float().cpu().numpy()
             for name, item in observed.items()
@@ -196,6 +204,16 @@ def _run_job(job: RankJob, group: TpGroup, device: torch.device) -> RankReport:
             tables_digest=runner.tables_digest,
             device_digest=runner.runner.state_digest(),
             drawn={name: dict(item.drawn) for name, item in observed.items()},
+            events={name: item.events for name, item in observed.items()},
             positions={n: item.positions for n, item in observed.items()} if first else None,
             logits=logits if first else None,
         )
+
+
+def _observed(runner: ForcedRunner, job: RankJob) -> dict[str, Observed]:
+    runner.reset(**job.changes)
+    observed: dict[str, Observed] = {}
+    for _ in range(job.runs):
+        for batch in [[item] for item in job.sequences] if job.alone else [job.sequences]:
+            observed |= runner.run(batch)
+    return observed

@@ -52,7 +52,7 @@ def make_record(
 def write_record(record: dict[str, Any], path: Path) -> None:
     """Writes the file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(_finite(record), indent=1) + "\n")
+    write_text(path, json.dumps(finite(record), indent=1) + "\n")
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -87,12 +87,12 @@ def current_commit() -> str:
         return "unknown"
 
 
-def _finite(value: Any) -> Any:  # noqa: ANN401 (JSON)
-    """JSON knows no infinities; they are written as text."""
+def finite(value: Any) -> Any:  # noqa: ANN401 (JSON)
+    """The same for JSON, which knows no infinities: they are written as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

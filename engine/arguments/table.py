@@ -202,6 +202,17 @@ VERBS = (
     Option(name="quick", kind=bool, switch=True, help="bfloat16 only, and no 8B shape"),
     Option(name="shape", kind=str, repeated=True, choices=("qwen3-0.6b", "qwen3-8b"),
            help="only this large shape, and nothing else; may be given twice"),
+    # golden check, record and endpoint
+    Option(name="prompts", kind=Path, metavar="FILE", help="prompts to compare with"),
+    Option(name="reference", kind=Path, metavar="FILE", help="what golden record has written"),
+    Option(name="html", kind=Path, metavar="FILE", help="where to write a page for people"),
+    Option(name="url", kind=str, help="a server with OpenAI's endpoints, http://HOST:PORT"),
+    Option(name="top_tokens", kind=int, least=2, most=200, help="most likely tokens that are kept"),
+    Option(name="concurrency", kind=int, least=1, most=1024, several=True,
+           help="requests at a time, one level after the other"),
+    Option(name="repeats", kind=int, least=1, most=100, help="times that each level is run"),
+    Option(name="timeout_s", kind=float, above=0, metavar="S", help="longest wait for an answer"),
+    Option(name="served_model", kind=str, help="the model's name on the server"),
 )  # fmt: skip
 
 # The HTTP server, over either body.

@@ -12,9 +12,9 @@ from torch import Tensor
 from engine.attention.base import AttentionBackend, AttentionMetadata
 from engine.attention.select import select_backend
 from engine.core.errors import ConfigError
-from golden.compare import ErrorStats, three_way, worst_of
 from golden.components.layers import GROUP, Place, component_result, normal
 from golden.results import CaseResult, skipped
+from golden.vector_rules import ErrorStats, three_way, worst_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from engine.layers.norm import RMSNorm
 from engine.layers.rope import apply_rope, cos_sin_table, inverse_frequencies
 from engine.layers.rope_config import RopeConfig, resolve_rope
 from golden.cases import LINEAR_ROPE, LLAMA3_ROPE, YARN_ROPE, tiny_model
-from golden.compare import ErrorStats, three_way
 from golden.results import CaseResult, judged
+from golden.vector_rules import ErrorStats, three_way
 
 GROUP = "components"
 ROPE_TYPES: dict[str, dict[str, object]] = {

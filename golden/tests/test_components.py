@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import pytest
 import torch
 
-from golden.compare import three_way
 from golden.components.attention import attention_results
 from golden.components.layers import Place, normal, rope_results
 from golden.components.sampling import (
@@ -20,6 +19,7 @@ from golden.components.sampling import (
 from golden.parts import COMPONENTS, component_cases
 from golden.results import CaseResult
 from golden.suite import ATTENTION, CPU_DTYPES
+from golden.vector_rules import three_way
 
 
 def require_all(results: Iterable[CaseResult]) -> list[CaseResult]:

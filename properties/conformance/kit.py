@@ -14,7 +14,7 @@ from properties.conformance.protocol import (
     AdapterProblem,
     ConfigurationRefused,
 )
-from properties.conformance.report import Finding, Report, trace_of
+from properties.conformance.report import Finding, Report, describe, trace_of
 from properties.conformance.target import AdapterTarget
 from properties.conformance.workloads import adapter_workload
 from properties.follower.follower import TIGHTNESS
@@ -48,6 +48,13 @@ def check_adapter(factory: Callable[[], Any], workloads: int = 2000, seed: int =
         check.run(number, adapter_workload(number, adapter))
         if report.problem is not None:
             break
+    return report
+
+
+def assert_keeps_laws(factory: Callable[[], Any], workloads: int = 200, seed: int = 0) -> Report:
+    """The kit as one line of a test: AssertionError with the report, or the report itself."""
+    report = check_adapter(factory, workloads, seed)
+    assert report.passed, describe(report)
     return report
 
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from golden.compare import LogitComparison, Rules, kl_divergence, three_way
+from golden.compare import LogitComparison, Rules, kl_divergence
+from golden.vector_rules import three_way
 
 
 def logits(rows=40, vocab=64, seed=0):
