@@ -22,7 +22,7 @@ SECRET = "what-only-the-client-knows"
 
 def make_app():
     options = ServerOptions(max_body_bytes=100_000, api_key=(KEY,))
-    return build_app(ServerState(EchoBody(max_num_seqs=200), options))
+    return build_app(ServerState(EchoBody(max_num_seqs=200, max_model_len=100), options))
 
 
 APP = make_app()
@@ -44,7 +44,7 @@ def check(response):
 
 
 @SCHEMA.include(method="POST").parametrize()
-@settings(max_examples=6, deadline=None, suppress_health_check=[*HealthCheck],
+@settings(max_examples=15, deadline=None, suppress_health_check=[*HealthCheck],
           phases=[Phase.explicit, Phase.generate])  # fmt: skip
 def test_bodies_and_headers_made_from_the_schema(case):
     body = case.body
