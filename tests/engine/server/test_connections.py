@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.server_testing import EchoBody, SocketServer
 
-TIMEOUT_S = 0.5
+TIMEOUT_S = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_headers_that_never_end_are_cut_off(server):
     begin = time.monotonic()
     assert error_of(server.talk(b"GET /health HTTP/1.1\r\nx: y\r\n")) == 408
     assert error_of(server.talk(b"")) == 408  # a connection that says nothing
-    assert time.monotonic() - begin < 10 * TIMEOUT_S
+    assert time.monotonic() - begin < 20 * TIMEOUT_S
     long = b"GET /health HTTP/1.1\r\n" + b"x: %s\r\n" % (b"y" * 200_000)
     assert error_of(server.talk(long)) == 431
 
