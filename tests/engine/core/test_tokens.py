@@ -37,6 +37,7 @@ def test_digest_depends_on_tokens_and_on_the_parent_only():
     assert digest(content, 3) != digest(content, 4)
     # A fixed value: the same chain has the same hash in any process and run (LAW-K2).
     assert digest(range(0, 4), 0) == 8293653440993966571
+    assert digest(content, 3) == 13452884853051873092
 
 
 def test_out_of_range_positions_raise():
@@ -47,3 +48,36 @@ def test_out_of_range_positions_raise():
         prompt[-4]
     with pytest.raises(ValueError, match="step 1"):
         Prompt.from_spans([range(0, 10, 2)])
+    assert prompt[2] == 2
+    with pytest.raises(IndexError, match="token index out of range"):
+        Prompt.from_spans([range(3), range(7, 9)])[5]
+
+
+def test_prompts_are_equal_by_their_tokens_and_to_nothing_else():
+    assert Prompt([1, 5]) != Prompt([1, 6])
+    assert Prompt([1, 5]) != Prompt([1, 5, 6])
+    assert Prompt([]) == Prompt(range(0))
+    assert Prompt([1]).__eq__([1]) is NotImplemented
+    assert Prompt([1]) != [1]
+
+
+def test_only_ranges_of_step_one_stay_lazy():
+    assert Prompt(range(2, 5)).spans == (range(2, 5),)
+    assert Prompt(range(0, 6, 2)).spans == (array("q", [0, 2, 4]),)
+    assert Prompt(range(5, 2, -1)).spans == (array("q", [5, 4, 3]),)
+
+
+def test_spans_that_do_not_continue_stay_apart():
+    spans = [range(20, 22), range(1, 3), range(0), range(3, 5), range(9, 11), range(11, 12)]
+    prompt = Prompt.from_spans(spans)
+    assert prompt.spans == (range(20, 22), range(1, 5), range(9, 12))
+    assert list(prompt) == [20, 21, 1, 2, 3, 4, 9, 10, 11]
+
+
+@pytest.mark.parametrize("start", range(10))
+def test_any_part_of_several_spans_is_cut_out(start):
+    prompt = Prompt.from_spans([range(3), array("q", [70, 80]), range(20, 24)])
+    tokens = [0, 1, 2, 70, 80, 20, 21, 22, 23]
+    for stop in range(start, 12):
+        assert prompt.tokens(start, stop).tolist() == tokens[start:stop]
+    assert prompt.tokens(start, 0).tolist() == []
