@@ -130,7 +130,7 @@ def rounded_inputs(model: nn.Module, group: int | None) -> Iterator[None]:
 
     def rounded(x: Tensor) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
-        return quantise_rows(flat, group).dequantised().reshape(x.shape)
+        return quantise_rows(flat, group).dequantised().reshape(x.shape).to(x.dtype)
 
     def hook(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (rounded(inputs[0]), *inputs[1:])

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from engine.core.errors import InputError
 from engine.models.config import ModelConfig
 from golden.check.check_prompts import CheckPrompt
+from golden.check.eight_bits import EightBits, eight_bit_arithmetic, quantise_matrices
 from golden.check.hf_states import Truth, make_truth
 from golden.reference import cast, load_hf, quiet_transformers
 
@@ -28,22 +29,38 @@ def hf_truth(
     dtypes: Sequence[torch.dtype],
     device: torch.device,
     by_layer: bool,
+    eight_bits: EightBits | None = None,
 ) -> Truth:
-    """Truth in float32 and yardsticks in the 16-bit dtypes, freed when this returns."""
+    """Truth in float32 and yardsticks in the 16-bit dtypes, freed when this returns.
+
+    With `eight_bits` the yardsticks are HF with that, in float32 too.
+    """
     quiet_transformers()
+    if by_layer and eight_bits:
+        raise InputError(
+            f"{folder}: the float32 truth does not fit into memory, and 8-bit yardsticks are not "
+            "computed layer by layer"
+        )
     if by_layer:
         return _by_layer(folder, config, prompts, max_tokens, dtypes, device)
     model = _loaded(folder, device)
     truth = make_truth(model, prompts, max_tokens)
-    for number, dtype in enumerate(dtype for dtype in dtypes if dtype != torch.float32):
+    wanted = [dtype for dtype in dtypes if eight_bits or dtype != torch.float32]
+    for number, dtype in enumerate(wanted):
         if number:  # what one dtype has rounded is no start for the next
             del model
             release()
             model = _loaded(folder, device)
-        truth.add_yardstick(cast(model, dtype))
+        if eight_bits and eight_bits.matrices:
+            quantise_matrices(model)
+        with eight_bit_arithmetic(model, eight_bits or _NOTHING):
+            truth.add_yardstick(cast(model, dtype))
     del model
     release()
     return truth
+
+
+_NOTHING = EightBits(matrices=False, kv=False)
 
 
 def _loaded(folder: Path, device: torch.device) -> nn.Module:

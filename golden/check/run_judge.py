@@ -90,9 +90,9 @@ class Judgement:
     errors: list[PositionErrors]
 
 
-def rules_of(dtype: torch.dtype) -> Rules:
+def rules_of(dtype: torch.dtype, has_yardstick: bool) -> Rules:
     """The bounds for somebody's own model: how many gaps are clear is its own affair."""
-    ratio = 0.0 if dtype == torch.float32 else KL_RATIO
+    ratio = KL_RATIO if has_yardstick else 0.0
     return Rules(max_kl_mean=MAX_KL_MEAN[dtype], max_close_share=1.0, kl_ratio=ratio)
 
 
@@ -101,7 +101,7 @@ class Judge:
 
     def __init__(self, truth: Truth, dtype: torch.dtype) -> None:
         self._truth = truth
-        self._comparison = LogitComparison(dtype, rules_of(dtype))
+        self._comparison = LogitComparison(dtype, rules_of(dtype, bool(truth.yardsticks)))
         self._divergences: dict[str, Divergence] = {}
         self._equal = self._greedy = 0
         self._perplexity = Perplexity()

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from engine.core.errors import ConfigError
+from engine.core.errors import ConfigError, InputError
 from engine.worker.device import device_name, installed_versions
 from golden.cases import ForcedSequence
 from golden.check.check_plan import CheckPlan, Say, make_setting
+from golden.check.eight_bits import eight_bits_of
 from golden.check.hf_side import release
 from golden.check.hf_states import NUM_NUDGES, Side, Truth
 from golden.check.model_check import truth_for
@@ -32,6 +33,8 @@ _OTHER_BYTES = 4 * (4 + 3 * len(DTYPES))
 def make_reference(plan: CheckPlan, top: int, say: Say) -> StoredReference:
     """Computes the truth of a plan's model, and what HF errs by in 16 bits."""
     setting = make_setting(plan)
+    if eight_bits_of(setting.options):
+        raise InputError("a reference is of 16-bit numbers: leave --quantization, --kv-cache-dtype")
     top = min(top, setting.config.vocab_size)
     if top * _BYTES_PER_TOP + _OTHER_BYTES > MOST_BYTES_PER_POSITION:
         most = (MOST_BYTES_PER_POSITION - _OTHER_BYTES) // _BYTES_PER_TOP

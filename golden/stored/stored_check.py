@@ -15,6 +15,7 @@ from engine.models.config import load_model_config
 from engine.options import EngineOptions
 from engine.worker.device import resolve_device
 from golden.check.check_plan import CheckPlan, Say, engine_for
+from golden.check.eight_bits import eight_bits_of
 from golden.check.engine_runs import EngineRun, rank_runs, single_runs
 from golden.check.run_judge import Rows
 from golden.models import COMPARED_ROWS
@@ -79,10 +80,10 @@ def check_stored(plan: CheckPlan, reference: StoredReference, say: Say) -> Store
 
 
 def _check_can_judge(reference: StoredReference, dtype: str, options: EngineOptions) -> None:
-    if options.quantization is not None:
+    if eight_bits_of(options):
         raise InputError(
-            "--reference has no yardstick for 8-bit matrices: leave --quantization, or see what "
-            "quantisation costs in docs/numerics.md"
+            "--reference has no yardstick for 8-bit matrices or KV: leave --quantization and "
+            "--kv-cache-dtype, or check without --reference"
         )
     if dtype != "float32" and dtype not in reference.dtypes:
         known = ", ".join(("float32", *reference.dtypes))

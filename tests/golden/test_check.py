@@ -75,6 +75,27 @@ def test_a_mixture_is_checked_with_the_experts_of_the_truth(plan_of, tmp_path):
     assert outcome.passed, [case.detail for case in outcome.cases if not case.ok]
 
 
+EIGHT = [
+    ("bfloat16", {"quantization": "fp8"}),
+    ("float32", {"quantization": "fp8", "kv_cache_dtype": "fp8"}),
+]
+
+
+@pytest.mark.parametrize(("dtype", "engine"), EIGHT)
+def test_a_quantised_engine_may_err_as_hf_with_8_bit_numbers_does(plan_of, dtype, engine):
+    healthy = check_model(plan_of(dtype, engine=engine), quiet)
+    assert healthy.passed, [case.detail for case in healthy.cases if not case.ok]
+    assert healthy.base.stats.hf_kl_mean > 1e-5  # the yardstick has 8-bit numbers indeed
+    fault = FAULTS["a rank's shard exchanged"]
+    plan = plan_of(dtype, engine=engine, defect=lambda runner: fault(runner.runner))
+    assert not check_model(plan, quiet).passed
+
+
+def test_a_fault_begins_in_the_layer_where_it_was_planted(truths, plan_of):
+    layers = judged(truths, plan_of, "float32", FAULTS["one head's KV swapped"]).layers["engine"]
+    assert layers[0] < 1e-5 < 1e-2 < layers[1]
+
+
 @pytest.mark.timeout(600)
 def test_two_ranks_pass_and_an_exchanged_shard_does_not(plan_of, truths):
     plan = plan_of("float32", engine={"tensor_parallel_size": 2})

@@ -206,6 +206,16 @@ def test_our_own_server_passes(model_folder, reference):
     assert outcome.dialect.name == "prompt_logprobs with 20 tokens each"
 
 
+def test_the_twin_fails_as_it_must(model_folder, reference):
+    words = ("--body", "sim", "--cost", "constant:1", "--hardware", "H100")
+    process, url = start(model_folder, *words)
+    try:
+        outcome = check(url, reference, timeout_s=60)
+    finally:
+        stop(process)
+    assert not outcome.passed and outcome.results[0].stats.equal_tokens < 5
+
+
 @pytest.mark.parametrize("case", ["prompt_logprobs", "echo"])
 def test_answers_in_the_shape_of_vllm_are_read(reference, case):
     """The answers were written by vLLM 0.33.0's own classes of the protocol."""

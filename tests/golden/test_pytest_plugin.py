@@ -34,7 +34,8 @@ def run(folder, *words):
     """(exit code, output) of pytest there."""
     settings = ("LOCKSTEP_MODEL", "LOCKSTEP_REFERENCE", "PYTEST_ADDOPTS")
     environment = {name: value for name, value in os.environ.items() if name not in settings}
-    environment["PYTHONPATH"] = str(REPOSITORY)
+    others = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, others)])
     command = [sys.executable, "-m", "pytest", "-q", *_plugin(), *words]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
     return done.returncode, done.stdout + done.stderr
