@@ -137,15 +137,19 @@ class TpExecutor:
     def _broadcast(self, message: bytes) -> None:
         if self._closed:
             raise WorkerFailed("the workers have ended")
+        is_sent = False
         try:
             with DeferredInterrupt():
                 for pipe in self._pipes:
                     pipe.send_bytes(message)
+                is_sent = True
         except OSError as error:
             raise self._failure() from error
         except BaseException:
-            # Some ranks have the message and some have not, or one has half of it.
-            self._kill()
+            # Some ranks have the message and some have not, or one has half of it; an interrupt
+            # that waited for the last of them comes when all have it, and costs nothing.
+            if not is_sent:
+                self._kill()
             raise
 
     def _receive(self, rank: int) -> bytes:
@@ -170,13 +174,15 @@ class TpExecutor:
         return not self._processes[place].is_alive()
 
     def _payload(self, rank: int) -> bytes:
+        message = b""
         try:
             with DeferredInterrupt():
                 message = self._pipes[rank].recv_bytes()
         except (EOFError, OSError) as error:
             raise self._failure() from error
-        except BaseException:  # the pipe may stand in the middle of a message
-            self._kill()
+        except BaseException:
+            if not message:  # the pipe may stand in the middle of one
+                self._kill()
             raise
         if message[:1] in (FAILED, REFUSED):
             raise self._failure(message)

@@ -179,6 +179,8 @@ def main() -> int:
         judged = joined(mutants, args.join)
     else:
         judged = judge(scope, mutants, args.jobs, args.seconds)
+    if args.out is None and args.join:
+        args.out = RECORDS / f"mutation_{args.scope}.json"
     result = summary(args.scope, judged, len(mutants) - len(judged), time.monotonic() - began)
     chosen = (args.files, args.again, args.without, args.every > 1, args.seconds < 1e8)
     is_whole = not any(chosen)

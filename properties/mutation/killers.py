@@ -24,6 +24,7 @@ from engine.core.views import UnknownRequest
 from properties.defects.decisions import PausesWithFullQueue
 from properties.mutation.situations import (
     crowded_decodes,
+    crowded_otherwise,
     fast_forward,
     late_prompts,
     limits_out_of_order,
@@ -214,6 +215,11 @@ def test_prompts_of_unequal_priority() -> None:
         run_workload(crowded_prompts(seed))
 
 
+def test_prompts_of_unequal_priority_in_other_modes() -> None:
+    for seed in range(400):
+        run_workload(crowded_otherwise(seed))
+
+
 def test_priority_with_everything_else() -> None:
     for seed in range(120):
         run_workload(random_workload(seed, "priority", is_async=seed % 3 == 0))
@@ -237,7 +243,7 @@ def test_decodes_that_are_passed_over_end_at_their_limits() -> None:
 def test_prompts_that_are_held_back_in_small_pools(is_async: bool) -> None:
     for seed in range(160):
         options = {"prefill_schedule_interval": 2 + seed % 3, "max_num_seqs": 4}
-        run_workload(with_options(seed, is_async, **options))
+        run_workload(with_options(seed, ("mixed", "priority")[seed % 2], is_async, **options))
 
 
 def test_decodes_one_step_ahead_under_pressure() -> None:

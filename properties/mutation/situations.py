@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from engine.core.config import KernelConfig
-from properties.search.workloads import Workload, random_workload
+from properties.search.driver import Operation
+from properties.search.workloads import Workload, crowded_prompts, random_workload
 
 
 def fast_forward(seed: int) -> Workload:
@@ -77,9 +79,28 @@ def limits_out_of_order(seed: int) -> Workload:
     return Workload(config, 5, (*operations, ["drain"]))
 
 
-def with_options(seed: int, is_async: bool, **options: object) -> Workload:
-    """A random workload of `mixed` with some of its options fixed."""
-    workload = random_workload(seed, "mixed", is_async=is_async)
+def crowded_otherwise(seed: int) -> Workload:
+    """Prompts of unequal priority that crowd each other out, in other modes."""
+    workload = crowded_prompts(seed)
+    changes: dict[str, Any] = (
+        {"enable_prefix_caching": False},
+        {"async_scheduling": True},
+        {"prefill_schedule_interval": 2 + seed % 3},
+        {"max_num_batched_tokens": workload.config.max_num_batched_tokens * 3},
+    )[seed % 4]
+    operations: list[Operation] = [
+        ["open"] if op == ["step"] and seed % 3 == 0 else op for op in workload.operations
+    ]
+    longer: list[Operation] = [
+        ["add", {**op[1], "max_tokens": 3 + (seed + place) % 7}] if op[0] == "add" else op
+        for place, op in enumerate(operations)
+    ]
+    return replace(workload, config=replace(workload.config, **changes), operations=tuple(longer))
+
+
+def with_options(seed: int, policy: str, is_async: bool, **options: object) -> Workload:
+    """A random workload of a policy with some of its options fixed."""
+    workload = random_workload(seed, policy, is_async=is_async)
     config = replace(workload.config, **options)  # type: ignore[arg-type]
     return replace(workload, config=config)
 
@@ -102,6 +123,8 @@ def under_pressure(seed: int) -> Workload:
         spec = {"id": name, "prompt": prompt, "max_tokens": 5 + (name + seed) % 9}
         if seed % 2:
             spec["stops"] = [4]
+        if config.policy == "priority":
+            spec["priority"] = (name * 7 + seed) % 3
         operations += [["add", spec], ["open"]]
         operations += [["step"] for _ in range((seed + name) % 3)]
         if seed % 7 == name:

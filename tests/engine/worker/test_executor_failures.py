@@ -15,6 +15,7 @@ from engine.llm import EngineClosed
 from engine.sampling_params import SamplingParams
 from engine.step.loop import StepFailed
 from engine.worker.interrupts import DeferredInterrupt
+from engine.worker.tp_executor import TpExecutor
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +118,49 @@ def test_an_interrupt_waits_for_the_end_of_a_message_and_a_second_one_does_not()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with DeferredInterrupt():
         pass
+
+
+class InterruptedPipe:
+    """The user presses Ctrl-C while a message goes through, once or twice."""
+
+    def __init__(self, presses):
+        self.presses, self.sent = presses, []
+
+    def press(self):
+        for _ in range(self.presses):
+            signal.raise_signal(signal.SIGINT)
+
+    def send_bytes(self, message):
+        self.press()
+        self.sent.append(message)
+
+    def recv_bytes(self):
+        self.press()
+        return b"?answer"
+
+    def close(self):
+        self.sent = None
+
+
+def executor_with(*pipes):
+    executor = object.__new__(TpExecutor)
+    executor._closed, executor._processes, executor._folder = False, [], "nowhere"
+    executor._pipes = list(pipes)
+    return executor
+
+
+@pytest.mark.parametrize("call", [lambda e: e._broadcast(b"?step"), lambda e: e._payload(0)])
+def test_an_interrupt_that_waited_for_a_whole_message_ends_no_worker(call):
+    """It comes when every rank has the message, so they are still in step."""
+    executor = executor_with(InterruptedPipe(1), InterruptedPipe(0))
+    with pytest.raises(KeyboardInterrupt):
+        call(executor)
+    assert not executor.is_dead
+    assert all(pipe.sent in ([], [b"?step"]) for pipe in executor._pipes)
+    executor = executor_with(InterruptedPipe(2), InterruptedPipe(0))
+    with pytest.raises(KeyboardInterrupt):
+        call(executor)
+    assert executor.is_dead  # the second one broke the message off
 
 
 @pytest.mark.nightly  # real signals at moments that the machine's load decides
