@@ -15,13 +15,18 @@ import torch
 
 from engine.worker.device import device_name, installed_versions
 from golden.cases import TINY_MODELS
-from golden.check.check_plan import CheckPlan
+from golden.check.check_plan import CheckPlan, engine_for
+from golden.check.engine_runs import rows_of
 from golden.check.model_check import CheckOutcome, compare_engine, make_setting, truth_for
+from golden.check.run_judge import Judge
 from golden.faults import FAULTS
+from golden.forced import ForcedRunner
 from golden.record import current_commit
 from golden.reference import quiet_transformers, random_hf_model, save_model
 from golden.stored.make_reference import make_reference
-from golden.stored.stored_check import check_stored
+from golden.stored.reference_file import dtype_name
+from golden.stored.stored_check import check_stored, seen_of
+from golden.stored.stored_rules import StoredJudge
 
 SEEDS = 50
 DTYPES = ("float32", "bfloat16", "float16")
@@ -31,11 +36,10 @@ def quiet(_line):
     """No progress."""
 
 
-def judge(folder, dtype, reference, truths, fault=None, prompts=None):
+def judge(folder, dtype, reference, truths):
     """(broken rules of check, largest error over bound, the same of the reference)."""
     engine = {"dtype": dtype, "device": "cpu"}
-    defect = None if fault is None else (lambda runner: fault(runner.runner))
-    plan = CheckPlan(str(folder), engine, prompts, defect=defect)
+    plan = CheckPlan(str(folder), engine)
     setting = make_setting(plan)
     if dtype not in truths:
         truths[dtype] = truth_for(setting, quiet)[0]
@@ -71,15 +75,45 @@ def alarms():
 
 
 def faults(folder, dtypes, prompts):
-    """One row per fault and dtype, the healthy engine first."""
-    reference = make_reference(CheckPlan(folder, {"device": "cpu"}, prompts), 64, quiet)
-    truths, rows = {}, []
+    """One row per fault and dtype, the healthy engine first.
+
+    The engine runs the prompts as asked and once more from the prefix cache; both judges see both.
+    """
+    plan = CheckPlan(folder, {"device": "cpu"}, prompts, max_tokens=8)
+    reference = make_reference(plan, 64, quiet)
+    rows = []
     for dtype in dtypes:
+        plan = CheckPlan(folder, {"device": "cpu", "dtype": dtype}, prompts, max_tokens=8)
+        setting = make_setting(plan)
+        truth = truth_for(setting, quiet)[0]
         for name, fault in [("none", None), *FAULTS.items()]:
-            found = judge(folder, dtype, reference, truths, fault, prompts)
+            found = judge_twice(plan, setting, truth, reference, fault)
             rows.append({"fault": name, "dtype": dtype, **found})
-            print(dtype, name, len(found["check"]), found["check_excess"], flush=True)
+            print(dtype, name, found, flush=True)
     return rows
+
+
+def judge_twice(plan, setting, truth, reference, fault):
+    """What check and reference say of one engine."""
+    check = Judge(truth, setting.dtype)
+    stored = StoredJudge(reference, dtype_name(setting.dtype))
+    known = {item.name: item for item in reference.sequences}
+    options = engine_for(plan, truth.sequences, needs_eager=False)
+    with ForcedRunner(options, device="cpu") as runner:
+        if fault is not None:
+            fault(runner.runner)
+        for _ in range(2):
+            for rows in rows_of(runner, runner.run(truth.sequences)):
+                check.add(rows)
+                for seen in seen_of(rows, known[rows.sequence.name]):
+                    stored.add(seen)
+    ours, theirs = check.finish().stats, stored.finish()
+    return {
+        "check": list(ours.violations),
+        "check_excess": ours.max_excess,
+        "reference": list(theirs.violations),
+        "reference_excess": theirs.max_excess,
+    }
 
 
 def main():

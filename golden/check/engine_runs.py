@@ -61,7 +61,7 @@ def single_runs(
         observed = runner.run(sequences)
         errors = None if forced is None else forced.errors
         yield EngineRun(
-            BASE, _rows(runner, observed), shared, errors=errors, measured=_facts(observed)
+            BASE, rows_of(runner, observed), shared, errors=errors, measured=_facts(observed)
         )
         layers = None if truth is None else engine_layers(runner, truth)
         for number, way in enumerate(WAYS):
@@ -73,7 +73,7 @@ def single_runs(
             reason = unmet(way, (item.events for item in observed.values()))
             yield EngineRun(
                 way.name,
-                _rows(runner, observed),
+                rows_of(runner, observed),
                 shared,
                 reason,
                 layers=layers if number == 0 else None,
@@ -101,7 +101,8 @@ def _serve(
         runner.reset()
 
 
-def _rows(runner: ForcedRunner, observed: Mapping[str, Observed]) -> list[Rows]:
+def rows_of(runner: ForcedRunner, observed: Mapping[str, Observed]) -> list[Rows]:
+    """What a forced run computed, for a judge."""
     rows = []
     for item in observed.values():
         hidden = item.hidden()

@@ -67,9 +67,9 @@ def test_the_documented_repository_runs_and_fails_where_it_must(repository):
     assert "BREAKS LAW-B7" in output and "log-probability off at" in output
 
 
-def test_a_setting_that_is_missing_is_one_line_that_says_what_to_do(repository):
-    (repository / "pytest.ini").write_text("[pytest]\n")
-    code, output = run(repository, "tests/test_numbers.py", "-k", "engine")
+def test_a_setting_that_is_missing_is_one_line_that_says_what_to_do(tmp_path):
+    (tmp_path / "test_it.py").write_text("def test_it(lockstep_model): pass\n")
+    code, output = run(tmp_path)
     assert code == 1 and "1 error" in output
     assert "lockstep_model: give --lockstep-model PATH, set LOCKSTEP_MODEL" in output
 
