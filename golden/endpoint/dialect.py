@@ -6,6 +6,7 @@ those of generated tokens only, or no more than the tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -216,4 +217,4 @@ def _id_of(name: str) -> int | None:
 def _number(value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise Unreadable("a log-probability is no number")
-    return float(value)
+    return -math.inf if math.isnan(value) else float(value)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.core.errors import InputError
 from golden.stored.reference_file import StoredReference, StoredSequence
-from golden.stored.stored_rules import Seen, StoredJudge, StoredStats
+from golden.stored.stored_rules import Seen, StoredJudge, StoredStats, said
 
 
 def assert_golden(
@@ -79,7 +79,7 @@ def _seen(item: StoredSequence, output: Any) -> Iterator[Seen]:  # noqa: ANN401
 def from_logits(item: StoredSequence, logits: Tensor) -> Seen:
     """All positions of a sequence by their logits."""
     logits = logits.detach().cpu()
-    logprobs = torch.log_softmax(logits.double(), dim=-1)
+    logprobs = said(torch.log_softmax(logits.double(), dim=-1))
     following = torch.tensor(item.sequence.tokens[1:])[:, None]
     best = dict(enumerate(logits.argmax(-1).tolist()))
     rows = torch.arange(item.num_positions)
@@ -105,4 +105,5 @@ def _from_places(item: StoredSequence, places: Sequence[Any]) -> Seen:
 
 
 def _value(value: Any) -> float:  # noqa: ANN401
-    return float(getattr(value, "logprob", value))
+    number = float(getattr(value, "logprob", value))
+    return -math.inf if math.isnan(number) else number

@@ -22,7 +22,7 @@ from golden.models import COMPARED_ROWS
 from golden.results import CaseResult, skipped
 from golden.stored.identity import check_same, identity_of
 from golden.stored.reference_file import StoredReference, StoredSequence, dtype_name
-from golden.stored.stored_rules import Seen, StoredJudge, StoredStats
+from golden.stored.stored_rules import Seen, StoredJudge, StoredStats, said
 
 GROUP = "reference"
 
@@ -120,7 +120,7 @@ def seen_of(rows: Rows, stored: StoredSequence) -> Iterator[Seen]:
     for start in range(0, len(rows.positions), COMPARED_ROWS):
         part = slice(start, start + COMPARED_ROWS)
         logits = rows.logits(part)
-        logprobs = torch.log_softmax(logits.double(), dim=-1).cpu()
+        logprobs = said(torch.log_softmax(logits.double(), dim=-1)).cpu()
         here = torch.tensor(rows.positions[part])
         following = torch.tensor([rows.sequence.tokens[p + 1] for p in here.tolist()])
         tops.append(logprobs.gather(-1, stored.top_ids[here]))

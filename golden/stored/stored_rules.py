@@ -2,7 +2,8 @@
 
 Per position, over the tokens whose log-probability is known on both sides:
 
-    max|E - R| <= c * h + slack, and mean|E - R| over all positions at most 1.5 times HF's,
+    max|E - R| <= c * h + slack, and where all are known, the mean over all positions at most 1.5
+    times that of HF's plain run,
 
 where h is the largest error of HF in the dtype over the same tokens (of several runs whose inputs
 differ within rounding), or its median over the sequence if that is larger, and slack is two
@@ -41,6 +42,11 @@ class Seen:
     tokens: Tensor
     drawn: dict[int, int] = field(default_factory=dict)
     follows: bool = True
+
+
+def said(values: Tensor) -> Tensor:
+    """Log-probabilities as they were computed: one that is no number was said, and is wrong."""
+    return torch.nan_to_num(values, nan=-math.inf, posinf=math.inf, neginf=-math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,25 +150,22 @@ class StoredJudge:
         finite = torch.isfinite(values) | ~known
         values = torch.where(finite, values, torch.full_like(values, -1e30))
         error = torch.where(known, (values - wanted).abs(), torch.zeros_like(wanted))
-        counts = known.sum(-1).clamp(min=1)
         yardstick = self._yardstick(stored)
         if yardstick is None:
-            h = hf_mean = torch.zeros_like(slack)
+            h = torch.zeros_like(slack)
         else:
             errors = torch.cat([yardstick.error, yardstick.token_error[:, None]], dim=1).double()
             mine = torch.where(known, errors[seen.rows], torch.zeros_like(wanted))
             h = mine.amax(-1)
             h = h.clamp(min=float(h[some].median()))
-            hf_mean = mine.sum(-1) / counts
-            if bool(known[:, :-1].all()):
-                hf_mean = yardstick.mean_error[seen.rows].double()
+            if bool(known[:, :-1].all()):  # the plain run's errors are stored over all columns
+                columns.mean.append(error[:, :-1].mean(-1))
+                columns.hf_mean.append(yardstick.mean_error[seen.rows].double())
         columns.labels += [f"{seen.name} position {int(row)}" for row in seen.rows[some].tolist()]
         columns.num_values += int(known.sum())
         columns.error.append(error.amax(-1)[some])
         columns.h.append(h[some])
         columns.slack.append(slack[some])
-        columns.mean.append((error.sum(-1) / counts)[some])
-        columns.hf_mean.append(hf_mean[some])
         columns.finite.append(finite.all(-1)[some])
         self._add_kl(seen, top, yardstick, known, values)
 
@@ -263,6 +266,7 @@ class StoredJudge:
             if not exact:
                 needed = (error - slack) / h.clamp(min=1e-30)
                 observed_c = max(0.0, float(needed.max()))
+            if columns.hf_mean:
                 hf_mean = float(torch.cat(columns.hf_mean).mean())
                 pooled = float(torch.cat(columns.mean).mean()) / max(hf_mean, 1e-30)
                 judged.append("pooled error")

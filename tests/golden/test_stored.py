@@ -182,6 +182,23 @@ def test_unknown_values_are_not_judged_and_infinities_are(reference):
     assert any("not finite" in text for text in judged(reference, "float32", infinite).violations)
 
 
+def test_logits_that_are_no_numbers_are_wrong_and_not_unknown(reference, truths, plan_of):
+    _, truth = truths("float32")
+    logits = {
+        item.name: truth.truth.logits(item.name, torch.arange(item.num_positions)).clone()
+        for item in reference.sequences
+    }
+    logits["short"][2] = math.nan
+    with pytest.raises(AssertionError, match="not finite at 1 of"):
+        assert_golden(logits, reference, "float32")
+
+    def spoil(runner):
+        runner.model.norm.weight[0] = math.nan
+
+    outcome = check_stored(plan_of(prompts=None, defect=spoil), reference, quiet)
+    assert not any(case.status == "pass" for case in outcome.cases)
+
+
 def test_a_token_counts_only_where_its_gap_is_clear(reference):
     item = reference.sequences[2]
     gaps = item.top_logprobs[:, 0] - item.top_logprobs[:, 1]
