@@ -17,7 +17,8 @@ GAP_STEPS = 4
 
 def after_step(picture: Picture, step: OpenStep, victims: Sequence[Track]) -> None:
     """Judges one step that was decided."""
-    if not picture.config.long_prefill_token_threshold:
+    # Past a prompt that is held back (P-R4) a decode may come to stand behind a half-done one.
+    if not picture.config.long_prefill_token_threshold and not picture.spreads_prefill:
         _check_gaps(picture, step)
     if picture.config.policy in ("mixed", "prefill_first"):  # others serve by more than arrival
         _check_newcomers(picture, step, victims)
