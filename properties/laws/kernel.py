@@ -326,7 +326,7 @@ LIFE_LAWS = (
     _by_table(
         "L9",
         "A decode is passed over at most 4 steps in a row, also while prompts keep arriving.",
-        "`mixed`, unperturbed, without a threshold or spread prefill (not prefill_first, by design)",
+        "`mixed`, unperturbed, no threshold or spread prefill (not prefill_first, by design)",
         "properties.follower.fairness:after_step",
     ),
     _by_table(
