@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -125,12 +126,20 @@ class LocalExecutor:
             return [self._probe.answer(question)]
 
     def close(self) -> None:
-        """Frees the model and the KV cache."""
-        try:
-            self.runner.close()
-        except Exception:
-            if not self._is_dead:
-                raise
+        """Frees the model and the KV cache; those of a dead device stay until the process ends."""
+        if self._is_dead:
+            _keep_until_exit(self.runner)
+            return
+        self.runner.close()
+
+
+def _keep_until_exit(thing: object) -> None:
+    """Makes sure that nothing frees it, not even the end of the interpreter.
+
+    After a sticky CUDA error torch ends the process when pinned memory is freed: the allocator
+    raises in a destructor.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def _own_stream(

@@ -47,7 +47,9 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_the_callers_streams_do_not_matter(folder, asynchronous):
-    with LLM(folder, async_scheduling=asynchronous, **SETTINGS) as llm:
+    # Without hits, so that both runs compute the same shapes: near ties are judged alike.
+    settings = {**SETTINGS, "enable_prefix_caching": False}
+    with LLM(folder, async_scheduling=asynchronous, **settings) as llm:
         expected = tokens_of(llm.generate(PROMPTS, greedy(40), use_tqdm=False))
         busy = torch.randn(4096, 4096, device="cuda")
         ids = llm.add_requests(PROMPTS, greedy(40))
