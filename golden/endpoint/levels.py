@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from engine.core.errors import InputError
 from golden.endpoint.dialect import (
     Dialect,
     Place,
@@ -21,7 +20,7 @@ from golden.endpoint.dialect import (
     find_dialect,
 )
 from golden.endpoint.http_client import Client, EndpointProblem, Refused
-from golden.stored.reference_file import StoredReference, StoredSequence
+from golden.stored.reference_file import StoredReference, StoredSequence, check_dtype
 from golden.stored.stored_rules import Seen, StoredJudge, StoredStats
 
 Say = Callable[[str], None]
@@ -121,13 +120,6 @@ def check_endpoint(plan: EndpointPlan, reference: StoredReference, say: Say) -> 
             results.append(result)
             say(f"  {'pass' if result.stats.passed else 'fail'}: {result.name}")
     return EndpointOutcome(model, dialect, plan.dtype, tuple(refused.values()), tuple(results))
-
-
-def check_dtype(reference: StoredReference, dtype: str) -> None:
-    """Refuses a dtype that the reference cannot judge."""
-    if dtype != "float32" and dtype not in reference.dtypes:
-        known = ", ".join(("float32", *reference.dtypes))
-        raise InputError(f"{reference.where}: has no yardstick for {dtype}; it has {known}")
 
 
 def _ask_all(

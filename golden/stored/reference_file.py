@@ -156,6 +156,24 @@ def read_reference(path: Path) -> StoredReference:
     return StoredReference(tuple(_sequences(about, tensors)), about, str(path))
 
 
+def check_dtype(reference: StoredReference, dtype: str) -> None:
+    """Refuses a dtype that the reference cannot judge.
+
+    Raises:
+        InputError: there is no yardstick for it, or experts may be chosen by rounding in it.
+    """
+    if dtype == "float32":
+        return
+    if dtype not in reference.dtypes:
+        known = ", ".join(("float32", *reference.dtypes))
+        raise InputError(f"{reference.where}: has no yardstick for {dtype}; it has {known}")
+    if reference.about["is_mixture"]:
+        raise InputError(
+            f"{reference.where}: a mixture's choice of experts is not stored, so it judges float32 "
+            "only (--dtype float32); golden check without --reference judges the other dtypes"
+        )
+
+
 def _first(error: Exception) -> str:
     return str(error).splitlines()[0]
 

@@ -21,7 +21,12 @@ from golden.check.run_judge import Rows
 from golden.models import COMPARED_ROWS
 from golden.results import CaseResult, skipped
 from golden.stored.identity import check_same, identity_of
-from golden.stored.reference_file import StoredReference, StoredSequence, dtype_name
+from golden.stored.reference_file import (
+    StoredReference,
+    StoredSequence,
+    check_dtype,
+    dtype_name,
+)
 from golden.stored.stored_rules import Seen, StoredJudge, StoredStats, said
 
 GROUP = "reference"
@@ -85,14 +90,7 @@ def _check_can_judge(reference: StoredReference, dtype: str, options: EngineOpti
             "--reference has no yardstick for 8-bit matrices or KV: leave --quantization and "
             "--kv-cache-dtype, or check without --reference"
         )
-    if dtype != "float32" and dtype not in reference.dtypes:
-        known = ", ".join(("float32", *reference.dtypes))
-        raise InputError(f"{reference.where}: has no yardstick for {dtype}; it has {known}")
-    if reference.about["is_mixture"] and dtype != "float32":
-        raise InputError(
-            f"{reference.where}: a mixture's choice of experts is not stored, so it judges float32 "
-            "only (--dtype float32); golden check without --reference judges the other dtypes"
-        )
+    check_dtype(reference, dtype)
 
 
 def _judge(run: EngineRun, outcome: StoredOutcome) -> None:

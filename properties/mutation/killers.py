@@ -325,6 +325,15 @@ def test_many_runs() -> None:
         run_workload(fast_forward(seed))
 
 
+def test_runs_while_prompts_are_held_back() -> None:
+    for seed in range(200):
+        workload = fast_forward(seed)
+        if workload.config.policy == "prefill_first":
+            continue
+        config = replace(workload.config, prefill_schedule_interval=2 + seed % 2)
+        run_workload(replace(workload, config=config))
+
+
 def test_many_async_workloads() -> None:
     _run(range(100, 240), is_async=True)
 

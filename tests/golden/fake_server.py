@@ -122,7 +122,8 @@ def served(server):
             pass
 
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    httpd.daemon_threads = True
+    # Closing waits for answers that nobody waits for any more: the engine is the next test's.
+    httpd.daemon_threads = False
     thread = threading.Thread(target=httpd.serve_forever, args=(0.05,))
     thread.start()
     try:

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,12 @@ from golden.faults import FAULTS
 from golden.reference import random_hf_model, save_model
 from golden.stored.assertion import assert_golden, from_logits
 from golden.stored.make_reference import make_reference
-from golden.stored.reference_file import MOST_BYTES_PER_POSITION, read_reference, write_reference
+from golden.stored.reference_file import (
+    MOST_BYTES_PER_POSITION,
+    check_dtype,
+    read_reference,
+    write_reference,
+)
 from golden.stored.stored_check import check_stored
 from golden.stored.stored_rules import Seen, StoredJudge
 from tests.golden.conftest import quiet
@@ -137,6 +143,13 @@ def test_the_same_weights_in_other_files_are_the_same_model(model_folder, tmp_pa
 def test_what_a_reference_cannot_judge_is_refused(plan_of, reference):
     with pytest.raises(InputError, match="8-bit matrices"):
         check_stored(plan_of(engine={"quantization": "fp8"}), reference, quiet)
+    mixture = replace(reference, about={**reference.about, "is_mixture": True})
+    check_dtype(mixture, "float32")
+    with pytest.raises(InputError, match="choice of experts is not stored"):
+        check_stored(plan_of("bfloat16", prompts=None), mixture, quiet)
+    no_half = replace(reference, about={**reference.about, "yardsticks": ["bfloat16"]})
+    with pytest.raises(InputError, match="no yardstick for float16; it has float32, bfloat16"):
+        check_dtype(no_half, "float16")
 
 
 def test_too_many_tokens_for_2_kb_are_refused(plan_of):
