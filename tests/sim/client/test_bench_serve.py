@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 
@@ -17,10 +18,9 @@ from tests.places import REPOSITORY
 VOCAB = 151_936
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """A twin at 20 times the speed on a port of its own: its URL and its step log."""
-    log = tmp_path_factory.mktemp("twin") / "log"
+@contextmanager
+def twin(log):
+    """A twin at 20 times the speed on a port of its own: its URL, its step log and its process."""
     words = ["serve", "qwen3-8b", "--body", "sim", "--hardware", "h200", "--cost", "roofline"]
     words += ["--port", "0", "--speed", "20", "--api-key", "k", "--step-log", str(log)]
     process = subprocess.Popen(
@@ -30,11 +30,27 @@ def server(tmp_path_factory):
         text=True,
         cwd=REPOSITORY,
     )
-    line = process.stdout.readline()
-    yield re.search(r"http://\S+", line)[0], log / "steps.jsonl", process
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    try:
+        line = process.stdout.readline()
+        yield re.search(r"http://\S+", line)[0], log / "steps.jsonl", process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A twin for all tests that leave it running, in whatever order they come."""
+    with twin(tmp_path_factory.mktemp("twin") / "log") as found:
+        yield found
+
+
+@pytest.fixture
+def own_server(tmp_path):
+    """A twin that a test may end."""
+    with twin(tmp_path / "log") as found:
+        yield found
 
 
 def bench(capsys, url, *words):
@@ -122,10 +138,10 @@ def test_a_wrong_command_line_is_one_line_and_exit_2(words, says, capsys):
     assert says in error and error.count("\n") == 1
 
 
-def test_a_twins_log_can_be_sent_again(server, capsys, tmp_path):
-    lockstep(["bench", "serve", "--base-url", server[0], "--client-api-key", "k", "--workload",
+def test_a_twins_log_can_be_sent_again(own_server, capsys):
+    url, log, process = own_server
+    lockstep(["bench", "serve", "--base-url", url, "--client-api-key", "k", "--workload",
               "poisson", "--num-requests", "5", "--rate", "50", "--output-len", "4"])  # fmt: skip
-    _, log, process = server
     process.terminate()
     process.wait(30)
     assert process.returncode == 0
