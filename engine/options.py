@@ -88,9 +88,6 @@ class EngineOptions:
         if self.kv_cache_dtype not in _KV_DTYPES:
             limit = f"the engine takes {', '.join(_KV_DTYPES)}; the others can only be simulated"
             raise ConfigError("kv_cache_dtype", self.kv_cache_dtype, limit)
-        if self.kv_cache_dtype not in _KV_DTYPES:
-            known = f"the engine takes {', '.join(_KV_DTYPES)}; the others can be simulated"
-            raise ConfigError("kv_cache_dtype", self.kv_cache_dtype, known)
         if not Path(self.model).is_dir():
             raise ConfigError("model", self.model, "must be a folder in Hugging Face format")
 

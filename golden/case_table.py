@@ -41,25 +41,45 @@ def _row(case: Mapping[str, Any]) -> list[str]:
         case["group"],
         case["name"],
         case["status"],
-        _number(stats.get("num_positions"), "d"),
-        _number(stats.get("observed_c", measured.get("observed_c")), ".2f"),
-        _number(stats.get("centred_c"), ".2f"),
-        _number(stats.get("strict_c"), ".2f"),
-        _number(stats.get("pooled_ratio", measured.get("pooled_ratio")), ".2f"),
-        _number(stats.get("kl_mean"), ".1e"),
-        _number(stats.get("kl_p99"), ".1e"),
-        _number(stats.get("agreement"), ".2%"),
-        _number(stats.get("hf_agreement"), ".2%"),
-        _number(stats.get("close_share"), ".1%"),
-        _number(stats.get("gap_decided_share"), ".2%"),
-        _number(case["seconds"], ".1f"),
+        number(stats.get("num_positions"), "d"),
+        number(stats.get("observed_c", measured.get("observed_c")), ".2f"),
+        number(stats.get("centred_c"), ".2f"),
+        number(stats.get("strict_c"), ".2f"),
+        number(stats.get("pooled_ratio", measured.get("pooled_ratio")), ".2f"),
+        number(stats.get("kl_mean"), ".1e"),
+        number(stats.get("kl_p99"), ".1e"),
+        number(stats.get("agreement"), ".2%"),
+        number(stats.get("hf_agreement"), ".2%"),
+        number(stats.get("close_share"), ".1%"),
+        number(stats.get("gap_decided_share"), ".2%"),
+        number(case["seconds"], ".1f"),
     ]
 
 
-def _number(value: object, form: str) -> str:
+def number(value: object, form: str) -> str:
+    """A figure as a cell; empty where there is none."""
     if value is None:
         return ""
     return format(value, form) if isinstance(value, int | float) else str(value)
+
+
+def verdict_page(
+    title: str,
+    lead: str,
+    record: Mapping[str, Any],
+    tables: Mapping[str, str],
+    findings: Sequence[str],
+) -> str:
+    """A page that opens with the verdict; below its tables stand findings and the command."""
+    lines = "".join(f"<li>{html.escape(line)}</li>" for line in findings)
+    sections = {
+        **tables,
+        "Findings": f"<ul>{lines}</ul>",
+        "Command": f"<pre>{html.escape(record['command'])}</pre>",
+    }
+    verdict = "FAILED: " + record["failure"] if record["failure"] else "All rules are kept."
+    kind = "warn" if record["failure"] else "lead"
+    return page(title, lead, sections, f'<p class="{kind}">{html.escape(verdict)}</p>')
 
 
 def summary_lines(record: Mapping[str, Any]) -> list[str]:
@@ -99,7 +119,7 @@ def _bitwise_rows(record: Mapping[str, Any]) -> list[list[str]]:
         [
             case["name"],
             case["measured"]["bitwise"],
-            _number(case["measured"]["distance_to_base"], ".2g"),
+            number(case["measured"]["distance_to_base"], ".2g"),
         ]
         for case in record["cases"]
         if "bitwise" in case["measured"]

@@ -33,11 +33,8 @@ class Writer(Protocol):
     def event(self, choice: Choice, piece: Piece) -> dict[str, object] | None:
         """One choice of an event; None where there is nothing to say yet."""
 
-    def keep(self, choice: Choice, piece: Piece) -> None:
-        """Collects a piece for `whole`."""
-
-    def whole(self, choice: Choice) -> dict[str, object]:
-        """One choice of a whole answer."""
+    def whole(self, choice: Choice, piece: Piece) -> dict[str, object]:
+        """One choice of a whole answer; `piece` is all that it got."""
 
     def top_level(self, choices: list[Choice]) -> dict[str, object]:
         """Further keys of a whole answer."""
@@ -65,15 +62,19 @@ class Answer:
         return Response(content, media_type="application/json")
 
     async def _whole(self) -> bytes:
+        kept: dict[int, Piece] = {}
         async for choice, piece in self._call.pieces():
             if piece.finish_reason == "error":
                 raise ApiError(500, piece.error or "the request failed")
-            self._writer.keep(choice, piece)
+            if choice.index in kept:
+                kept[choice.index].extend(piece)
+            else:
+                kept[choice.index] = piece
         choices = self._call.choices
         answer = {
             **self._head,
             "object": self._writer.kind,
-            "choices": [self._writer.whole(choice) for choice in choices],
+            "choices": [self._writer.whole(choice, kept[choice.index]) for choice in choices],
             "usage": usage(choices, self._fields.n),
             **self._writer.top_level(choices),
         }

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from golden.case_table import summary_lines
+from golden.case_table import number, summary_lines, verdict_page
 from golden.check.model_check import CheckOutcome
 from golden.check.run_judge import Divergence
 from golden.compare import PositionErrors
 from golden.record import make_record
-from sim.report.page import figures, page
+from sim.report.page import figures
 from sim.report.svg import Series, line_chart
 from sim.report.tables import html_table, text_table
 
@@ -66,25 +65,20 @@ def rows_of(record: Mapping[str, Any]) -> list[list[str]]:
     rows = []
     for case in record["cases"]:
         stats, measured = case["stats"] or {}, case["measured"]
-
-        def shown(key: str, form: str, from_: Mapping[str, Any] = stats) -> str:
-            value = from_.get(key)
-            return "" if value is None else format(value, form)
-
         has_yardstick = stats.get("pooled_ratio", 0) > 0
         worst_c = max(stats.get("observed_c", 0.0), stats.get("centred_c", 0.0))
         rows.append(
             [
                 case["name"],
                 case["status"],
-                shown("num_positions", ",d"),
-                shown("max_error", ".2g"),
+                number(stats.get("num_positions"), ",d"),
+                number(stats.get("max_error"), ".2g"),
                 f"{worst_c:.2f}" if has_yardstick else "",
-                shown("pooled_ratio", ".2f") if has_yardstick else "",
-                shown("kl_mean", ".1e"),
-                shown("agreement", ".2%"),
-                shown("close_share", ".1%"),
-                shown("distance_to_base", ".2g", measured),
+                number(stats.get("pooled_ratio"), ".2f") if has_yardstick else "",
+                number(stats.get("kl_mean"), ".1e"),
+                number(stats.get("agreement"), ".2%"),
+                number(stats.get("close_share"), ".1%"),
+                number(measured.get("distance_to_base"), ".2g"),
             ]
         )
     return rows
@@ -131,21 +125,17 @@ def findings(record: Mapping[str, Any]) -> list[str]:
 def to_page(record: Mapping[str, Any]) -> str:
     """The record as one HTML page with plots."""
     check = record["check"]
-    verdict = "FAILED: " + record["failure"] if record["failure"] else "All rules are kept."
-    kind = "warn" if record["failure"] else "lead"
-    top = f'<p class="{kind}">{html.escape(verdict)}</p>'
     rows = rows_of(record)
-    statuses = [row[1] for row in rows]
-    lines = [*check["memory"], *findings(record), *summary_lines(record)]
-    sections = {
-        "Runs": html_table(HEADER, rows, classes=statuses),
-        "Errors": figures(_charts(check)),
-        "Findings": "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>",
-        "Command": f"<pre>{html.escape(record['command'])}</pre>",
-    }
-    title = f"Golden check of {check['model']} in {check['dtype']}"
-    lead = f"{check['architecture']}, {len(check['prompts'])} prompts, {record['device']}"
-    return page(title, lead, sections, top)
+    return verdict_page(
+        f"Golden check of {check['model']} in {check['dtype']}",
+        f"{check['architecture']}, {len(check['prompts'])} prompts, {record['device']}",
+        record,
+        {
+            "Runs": html_table(HEADER, rows, classes=[row[1] for row in rows]),
+            "Errors": figures(_charts(check)),
+        },
+        [*check["memory"], *findings(record), *summary_lines(record)],
+    )
 
 
 def _charts(check: Mapping[str, Any]) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -70,24 +69,21 @@ def _record(outcome: Any, command: str, started: float) -> dict[str, Any]:  # no
 
 def rows_of(record: Mapping[str, Any]) -> list[list[str]]:
     """Cells of the table."""
+    from golden.case_table import number
+
     rows = []
     for case, one in zip(record["cases"], record["endpoint"]["passes"], strict=True):
         stats = one["stats"]
-
-        def shown(key: str, form: str, stats: Mapping[str, Any] = stats) -> str:
-            value = stats.get(key)
-            return "" if value is None else format(value, form)
-
         rows.append(
             [
                 case["name"],
                 case["status"],
-                shown("num_values", ",d"),
-                shown("max_error", ".2g"),
-                shown("observed_c", ".2f"),
-                shown("pooled_ratio", ".2f"),
-                shown("kl_mean", ".1e"),
-                shown("agreement", ".2%"),
+                number(stats.get("num_values"), ",d"),
+                number(stats.get("max_error"), ".2g"),
+                number(stats.get("observed_c"), ".2f"),
+                number(stats.get("pooled_ratio"), ".2f"),
+                number(stats.get("kl_mean"), ".1e"),
+                number(stats.get("agreement"), ".2%"),
                 f"{stats['equal_tokens']} of {stats['greedy_tokens']}",
                 f"{one['num_other']} of {one['num_answers']}",
                 f"{one['largest_difference']:.2g}",
@@ -149,18 +145,14 @@ def _stability(passes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def to_page(record: Mapping[str, Any]) -> str:
     """The record as one HTML page."""
-    from golden.case_table import summary_lines
-    from sim.report.page import page
+    from golden.case_table import summary_lines, verdict_page
     from sim.report.tables import html_table
 
     rows = rows_of(record)
-    lines = [*findings(record), *summary_lines(record)]
-    sections = {
-        "Passes": html_table(HEADER, rows, classes=[row[1] for row in rows]),
-        "Findings": "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>",
-        "Command": f"<pre>{html.escape(record['command'])}</pre>",
-    }
-    verdict = "FAILED: " + record["failure"] if record["failure"] else "All rules are kept."
-    kind = "warn" if record["failure"] else "lead"
-    top = f'<p class="{kind}">{html.escape(verdict)}</p>'
-    return page("Golden check of a server", record["endpoint"]["model"], sections, top)
+    return verdict_page(
+        "Golden check of a server",
+        record["endpoint"]["model"],
+        record,
+        {"Passes": html_table(HEADER, rows, classes=[row[1] for row in rows])},
+        [*findings(record), *summary_lines(record)],
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import html
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -56,25 +55,22 @@ def check_against(args: argparse.Namespace, engine: dict[str, object], command: 
 
 def rows_of(record: Mapping[str, Any], runs: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     """Cells of the table."""
+    from golden.case_table import number
+
     rows = []
     for case in record["cases"]:
         stats = runs.get(case["name"], {})
-
-        def shown(key: str, form: str, stats: Mapping[str, Any] = stats) -> str:
-            value = stats.get(key)
-            return "" if value is None else format(value, form)
-
         rows.append(
             [
                 case["name"],
                 case["status"],
-                shown("num_positions", ",d"),
-                shown("max_error", ".2g"),
-                shown("observed_c", ".2f"),
-                shown("pooled_ratio", ".2f"),
-                shown("kl_mean", ".1e"),
-                shown("agreement", ".2%"),
-                shown("close_share", ".1%"),
+                number(stats.get("num_positions"), ",d"),
+                number(stats.get("max_error"), ".2g"),
+                number(stats.get("observed_c"), ".2f"),
+                number(stats.get("pooled_ratio"), ".2f"),
+                number(stats.get("kl_mean"), ".1e"),
+                number(stats.get("agreement"), ".2%"),
+                number(stats.get("close_share"), ".1%"),
             ]
         )
     return rows
@@ -111,18 +107,14 @@ def findings(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def to_page(record: Mapping[str, Any], runs: Mapping[str, Mapping[str, Any]]) -> str:
     """The record as one HTML page."""
-    from golden.case_table import summary_lines
-    from sim.report.page import page
+    from golden.case_table import summary_lines, verdict_page
     from sim.report.tables import html_table
 
     rows = rows_of(record, runs)
-    lines = [*findings(runs), *summary_lines(record)]
-    sections = {
-        "Runs": html_table(HEADER, rows, classes=[row[1] for row in rows]),
-        "Findings": "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>",
-        "Command": f"<pre>{html.escape(record['command'])}</pre>",
-    }
-    verdict = "FAILED: " + record["failure"] if record["failure"] else "All rules are kept."
-    kind = "warn" if record["failure"] else "lead"
-    top = f'<p class="{kind}">{html.escape(verdict)}</p>'
-    return page("Golden check against a reference", record["device"], sections, top)
+    return verdict_page(
+        "Golden check against a reference",
+        record["device"],
+        record,
+        {"Runs": html_table(HEADER, rows, classes=[row[1] for row in rows])},
+        [*findings(runs), *summary_lines(record)],
+    )

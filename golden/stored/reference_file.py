@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -201,8 +201,3 @@ def _sequences(about: dict[str, Any], tensors: dict[str, Tensor]) -> Iterator[St
 def dtype_name(dtype: torch.dtype) -> str:
     """As users write it."""
     return str(dtype).removeprefix("torch.")
-
-
-def names_of(dtypes: Sequence[torch.dtype]) -> list[str]:
-    """The same for several."""
-    return [dtype_name(dtype) for dtype in dtypes]

@@ -13,8 +13,8 @@ NS_PER_S = 1_000_000_000
 class Seen:
     """What came of one request; times in ns of `time.perf_counter_ns`.
 
-    `token_ns` has one time per event that brought tokens, `num_events` of them; `output_tokens` is
-    what the server counted.
+    `token_ns` has one time per event that brought tokens; `output_tokens` is what the server
+    counted.
     """
 
     row: int

@@ -13,6 +13,7 @@ from pathlib import Path
 from engine.arguments.parser import VerbParser
 from engine.core.errors import InputError
 from engine.steplog.api import StepLogWriter
+from engine.steplog.log_folder import STEP_LOG_NAME
 from engine.steplog.output_folder import OutputFolder
 from sim.commands.counters import Counter
 from sim.commands.options import (
@@ -31,7 +32,7 @@ from sim.report.tables import text_table
 from sim.run.deployment import Parts, build
 from sim.run.intervals import run_intervals
 from sim.run.option_table import SIM_TABLE
-from sim.run.outputs import STEP_LOG, run_folder, write_outputs
+from sim.run.outputs import run_folder, write_outputs
 from sim.run.run import Run, RunPlan, log_header, run_plan
 
 
@@ -99,7 +100,7 @@ def _carried_out(
     if output is None:
         return _simulated(plan, parts, None, intervals, shown)
     with output:
-        with StepLogWriter(output.path / STEP_LOG, log_header(plan, parts)) as log:
+        with StepLogWriter(output.path / STEP_LOG_NAME, log_header(plan, parts)) as log:
             run = _simulated(plan, parts, log, intervals, shown)
         write_outputs(run, output.path, arguments.perfetto, command_of(arguments))
     return run

@@ -10,14 +10,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from engine.arguments.parser import VerbParser
-from engine.core.errors import ConfigError, InputError
+from engine.core.errors import InputError
 from engine.server.options import add_server_options, server_options
 from engine.steplog.api import LogHeader, StepLogWriter
+from engine.steplog.log_folder import log_file, log_folder
 from engine.text.tokenizer import Tokenizer, load_tokenizer
 from sim.commands.options import add_deployment_options, deployment_of
 from sim.run.deployment import Deployment, Parts, build, versions
 from sim.run.option_table import SIM_TABLE, TWIN
-from sim.run.outputs import STEP_LOG
 from sim.twin.answers import AnswerOptions
 from sim.twin.body import Twin
 from sim.twin.faults import Faults, parse_fail_at, parse_slow
@@ -116,7 +116,8 @@ def step_log(
     folder: str | None, deployment: Deployment, parts: Parts, seed: int
 ) -> Iterator[StepLogWriter | None]:
     """The step log in its folder, complete when the server ends."""
-    if folder is None:
+    path = log_file(folder)
+    if path is None:
         yield None
         return
     header = LogHeader(
@@ -129,16 +130,5 @@ def step_log(
         num_replicas=deployment.replicas,
         lockstep_version=versions()["lockstep-llm"],
     )
-    path = Path(folder)
-    if path.exists() and not path.is_dir():
-        raise ConfigError("step_log", folder, "is a file; a folder is needed")
-    if (path / STEP_LOG).exists():
-        raise ConfigError("step_log", folder, f"holds {STEP_LOG} already")
-    is_new = not path.exists()
-    path.mkdir(parents=True, exist_ok=True)
-    try:
-        with StepLogWriter(path / STEP_LOG, header) as log:
-            yield log
-    finally:
-        if is_new and not any(path.iterdir()):
-            path.rmdir()
+    with log_folder(folder), StepLogWriter(path, header) as log:
+        yield log

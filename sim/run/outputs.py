@@ -9,6 +9,7 @@ from pathlib import Path
 
 from engine.steplog.api import StepLogReader
 from engine.steplog.atomic import write_text
+from engine.steplog.log_folder import STEP_LOG_NAME
 from engine.steplog.output_folder import OutputFolder, read_head, read_json
 from engine.steplog.perfetto import TRACE_BEGIN, write_trace
 from sim.metrics.requests import COMPLETED, STATUS_NAMES, UNSET
@@ -17,7 +18,6 @@ from sim.report.page import is_page
 from sim.report.run_report import render_report
 from sim.run.run import Run
 
-STEP_LOG = "steps.jsonl"
 SUMMARY = "summary.json"
 COLUMNS = (
     "request_id",
@@ -46,7 +46,7 @@ def run_folder(out: Path) -> OutputFolder:
         SUMMARY: _is_summary,
         "requests.csv": _is_request_table,
         "requests.parquet": _is_parquet,
-        STEP_LOG: _is_step_log,
+        STEP_LOG_NAME: _is_step_log,
         "trace.json": _is_trace,
         "report.html": is_page,
     }
@@ -92,7 +92,7 @@ def write_outputs(run: Run, directory: Path, with_trace: bool = True, command: s
     report = render_report(run.result, run.summary, command)
     write_text(directory / "report.html", report)
     if with_trace:
-        write_trace(StepLogReader(directory / STEP_LOG), directory / "trace.json")
+        write_trace(StepLogReader(directory / STEP_LOG_NAME), directory / "trace.json")
 
 
 def write_requests_csv(run: Run, path: Path) -> None:

@@ -83,18 +83,11 @@ class AnswerMaker:
     same ids when a client sends a conversation again.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer | None, vocab_size: int, options: AnswerOptions
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, options: AnswerOptions) -> None:
         self._options = options
-        self._words, self._openers = _words(tokenizer, vocab_size)
+        self._words, self._openers = _words(tokenizer)
         eos = getattr(tokenizer, "eos_token_id", None)
         self.end: int = eos if isinstance(eos, int) else vocab_size - 1
-
-    @property
-    def words(self) -> Sequence[int]:
-        """The tokens that answers are made of."""
-        return self._words
 
     def answer(self, request: GenerateRequest, max_model_len: int) -> Answer:
         """The answer to a request."""
@@ -134,11 +127,8 @@ def made_up_logprobs(token_id: int, words: Sequence[int], count: int) -> PlaceLo
     ]
 
 
-def _words(tokenizer: Tokenizer | None, vocab_size: int) -> tuple[list[int], list[int]]:
+def _words(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """Tokens that stand for one word with its space, and ones for a word at the beginning."""
-    if tokenizer is None:
-        few = list(range(min(vocab_size, 64)))
-        return few, few
     words = _single(tokenizer, [f" {word}" for word in _WORDS])
     openers = _single(tokenizer, [word.capitalize() for word in _WORDS])
     if len(words) < 2 or not openers:

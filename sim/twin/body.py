@@ -43,12 +43,13 @@ class Twin:
         options.faults.check(deployment.replicas)
         self._deployment, self._options, self._log = deployment, options, log
         self._parts = parts = parts or build(deployment, options.seed)
-        self.tokenizer: Tokenizer | None = tokenizer or PieceTokenizer(parts.model.vocab_size)
+        known = tokenizer or PieceTokenizer(parts.model.vocab_size)
+        self.tokenizer: Tokenizer | None = known
         self.on_step: Callable[[StepStats], None] | None = None
         self._state, self._failure = BodyState.STARTING, ""
         self._died = asyncio.Event()
         self._streams: dict[str, DeltaStream] = {}
-        self._answers = AnswerMaker(self.tokenizer, parts.model.vocab_size, options.answers)
+        self._answers = AnswerMaker(known, parts.model.vocab_size, options.answers)
         self.info = self._model_info()
         self._random = Random(options.seed)
         self.pace = Pace(Clock(), options.speed)
@@ -95,16 +96,18 @@ class Twin:
         Raises:
             ConfigError, RequestRejected: what is wrong, and the limit.
         """
-        for name in request.extra:
+        for name, value in request.extra.items():
             if name not in _KNOWN_EXTRAS:
-                raise ConfigError(name, "...", "the simulated engine does not know this field")
+                known = f"must be one of {', '.join(_KNOWN_EXTRAS)} for the simulated engine"
+                raise ConfigError("field", f"{name}={str(value)[:60]}", known)
         kernel, prompt = self._parts.kernel, Prompt(request.prompt_token_ids)
         room = max(1, kernel.max_model_len - len(prompt))
         max_tokens = room if request.max_tokens is None else min(room, request.max_tokens)
         check_request(kernel, Request(request.request_id, prompt, max_tokens), ())
-        if request.prompt_token_ids and max(request.prompt_token_ids) >= self.info.vocab_size:
+        largest = max(request.prompt_token_ids)  # not empty, as the kernel has just checked
+        if largest >= self.info.vocab_size:
             limit = f"must be below the vocabulary's size {self.info.vocab_size}"
-            raise ConfigError("prompt", max(request.prompt_token_ids), limit)
+            raise ConfigError("prompt", largest, limit)
 
     def generate(self, request: GenerateRequest) -> DeltaStream:
         """Begins a request that `check` has accepted."""
@@ -125,18 +128,20 @@ class Twin:
         await self._died.wait()
 
     async def sleep(self, level: int = 1) -> None:
-        """Simulated time stands still until `wake`."""
-        self.pace.stop()
-        self._state = BodyState.SLEEPING
+        """Simulated time stands still until `wake`; only a body that is ready can sleep."""
+        if self._state is BodyState.READY:
+            self.pace.stop()
+            self._state = BodyState.SLEEPING
 
     async def wake(self) -> None:
         """Undoes `sleep`."""
-        self.pace.go_on()
-        self._state = BodyState.READY
+        if self._state is BodyState.SLEEPING:
+            self.pace.go_on()
+            self._state = BodyState.READY
 
     async def reset_prefix_cache(self) -> bool:
-        """A twin's pools forget nothing while they are in use."""
-        return False
+        """Refused, as by the engine: the kernel has no such call."""
+        raise ConfigError("reset_prefix_cache", True, "is not offered by this body")
 
     async def close(self) -> None:
         """Ends everything that runs; idempotent. The step log is its owner's to close."""

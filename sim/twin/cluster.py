@@ -17,7 +17,7 @@ from sim.metrics.requests import UNSET
 from sim.metrics.server_stats import ServerStats
 from sim.run.deployment import Parts
 from sim.twin.answers import Answer, AnswerMaker
-from sim.twin.faults import Faults, SlowCost
+from sim.twin.faults import Faults, slowed
 from sim.twin.pacing import NS_PER_S, Pace
 from sim.twin.replica import AsyncTwinServer, ForgetfulGaps, Listeners, TwinServer
 from sim.twin.rows import RowPool
@@ -171,7 +171,6 @@ class TwinCluster:
 
     def _make(self, index: int, cost: CostModel) -> TwinServer:
         kernel = self._parts.kernel
-        factor = self._faults.slowness(index)
         stats = ServerStats(self._parts.physics, kernel.num_blocks, check_floor=False)
         stats.gaps = ForgetfulGaps()
         kind = AsyncTwinServer if kernel.async_scheduling else TwinServer
@@ -179,7 +178,7 @@ class TwinCluster:
             self._clock,
             index,
             kernel,
-            cost if factor == 1 else SlowCost(cost, factor),
+            slowed(cost, self._faults.slowness(index)),
             self._rows,
             stats,
             self._on_row_end,

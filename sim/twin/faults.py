@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.core.errors import ConfigError
-from sim.cost.features import CostModel, StepFeatures
+from sim.cost.features import CostModel, EngineCostModel, StepFeatures
+from sim.cost.pipeline import PipelineCostModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Faults:
         for seconds, replica in self.fail_at:
             _check_replica("fail_at", replica, num_replicas)
             if not 0 <= seconds < 1e9:
-                raise ConfigError("fail_at", seconds, "must be a number of seconds from 0")
+                raise ConfigError("fail_at", seconds, "must be from 0 to 1e9 seconds")
         for replica, factor in self.slow:
             _check_replica("slow", replica, num_replicas)
             if not 0.01 <= factor <= 1000:
@@ -52,6 +53,41 @@ class SlowCost:
     def describe(self) -> dict[str, object]:
         """That of the cost model, and the factor."""
         return {**self._cost.describe(), "slower_by": self._factor}
+
+
+class SlowEngineCost(SlowCost):
+    """The same of a model that knows what lies between steps, and remembers them."""
+
+    def __init__(self, cost: EngineCostModel, factor: float) -> None:
+        super().__init__(cost, factor)
+        self._engine = cost
+
+    def intake_ns(self, num_prompt_tokens: int) -> int:
+        """Time that the engine takes to take in a request."""
+        return round(self._engine.intake_ns(num_prompt_tokens) * self._factor)
+
+    def observe(self, features: StepFeatures, steps: int) -> None:
+        """Steps have run."""
+        self._engine.observe(features, steps)
+
+
+class SlowPipelineCost(SlowCost):
+    """The same of a device with its host beside it, which stays as fast as it is."""
+
+    def __init__(self, cost: PipelineCostModel, factor: float) -> None:
+        super().__init__(cost, factor)
+        self.host = cost.host
+
+
+def slowed(cost: CostModel, factor: float) -> CostModel:
+    """The cost model of a replica whose steps take that much longer."""
+    if factor == 1:
+        return cost
+    if isinstance(cost, PipelineCostModel):
+        return SlowPipelineCost(cost, factor)
+    if isinstance(cost, EngineCostModel):
+        return SlowEngineCost(cost, factor)
+    return SlowCost(cost, factor)
 
 
 def parse_fail_at(texts: list[str]) -> tuple[tuple[float, int], ...]:

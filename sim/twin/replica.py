@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from engine.core import Request, RequestId
 from engine.core.plan import Entry, StepPlan
@@ -24,7 +25,6 @@ class TwinServer(Server):
     """A server that samples the tokens of made-up answers, and ends requests when asked to."""
 
     _answers: dict[RequestId, Answer]
-
     is_down = False
     _counted = (0, 0)
 
@@ -83,16 +83,13 @@ class TwinServer(Server):
         return super()._forget(request_id, num_outputs)
 
 
-class AsyncTwinServer(AsyncServer, TwinServer):
+class AsyncTwinServer(TwinServer, AsyncServer):
     """The same with asynchronous scheduling."""
 
     @property
     def seen_ns(self) -> int:
         """When a client sees what the step that was committed last gave it."""
         return max(self._env.now, self._seen_ns)
-
-    def _step_tokens(self, plan: StepPlan) -> list[int]:
-        return TwinServer._step_tokens(self, plan)
 
 
 class Listeners:
@@ -104,15 +101,7 @@ class Listeners:
     def add(self, record: AddRecord) -> None:
         """A request was accepted; its outputs are not known before they are sampled."""
         if self._log is not None:
-            self._log.add(
-                AddRecord(
-                    record.request,
-                    record.arrival_ns,
-                    record.added_ns,
-                    open_plans=record.open_plans,
-                    replica=record.replica,
-                )
-            )
+            self._log.add(replace(record, outputs=None))
 
     def step(self, event: StepEvent) -> None:
         """A step was committed."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator
+
 from sim.metrics.requests import PENDING, UNSET, Ledger
 
 
@@ -16,22 +19,18 @@ class RowPool(Ledger):
         """A row in which nothing is written."""
         if self._free:
             return self._free.pop()
-        row = len(self.status)
-        for column in (
-            self.arrival_ns,
-            self.first_scheduled_ns,
-            self.first_token_ns,
-            self.finish_ns,
-            self.replica,
-        ):
-            column.append(UNSET)
-        self.status.append(PENDING)
-        for counts in (self.hit_tokens, self.preemptions, self.preempted_ns, self.output_tokens):
-            counts.append(0)
-        return row
+        for column, empty in self._columns():
+            column.append(empty)
+        return len(self.status) - 1
 
     def give_back(self, row: int) -> None:
         """Clears a row whose request has ended."""
+        for column, empty in self._columns():
+            column[row] = empty
+        self._free.append(row)
+
+    def _columns(self) -> Iterator[tuple[array[int], int]]:
+        """Every column, and what stands in a row of which nothing is known."""
         for column in (
             self.arrival_ns,
             self.first_scheduled_ns,
@@ -39,8 +38,7 @@ class RowPool(Ledger):
             self.finish_ns,
             self.replica,
         ):
-            column[row] = UNSET
-        self.status[row] = PENDING
-        for counts in (self.hit_tokens, self.preemptions, self.preempted_ns, self.output_tokens):
-            counts[row] = 0
-        self._free.append(row)
+            yield column, UNSET
+        yield self.status, PENDING
+        for column in (self.hit_tokens, self.preemptions, self.preempted_ns, self.output_tokens):
+            yield column, 0

@@ -47,11 +47,6 @@ class Buckets:
         self.counts[bisect_left(self.bounds, value)] += count
         self.total += value * count
 
-    @property
-    def num_observations(self) -> int:
-        """How many there were."""
-        return sum(self.counts)
-
     def cumulated(self) -> list[tuple[str, float]]:
         """(upper bound, observations up to it), the last one +Inf."""
         found, seen = [], 0

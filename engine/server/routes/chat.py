@@ -61,7 +61,6 @@ class ChatWriter:
 
     def __init__(self, asked: ChatRequest, tokenizer: Tokenizer | None) -> None:
         self._asked, self._tokenizer = asked, tokenizer
-        self._kept: dict[int, Piece] = {}
         last = asked.messages[-1]
         self._echoed = ""
         if asked.echo and last.role == ROLE:
@@ -91,17 +90,8 @@ class ChatWriter:
             content["token_ids"] = piece.token_ids
         return content
 
-    def keep(self, choice: Choice, piece: Piece) -> None:
-        """Collects a piece."""
-        kept = self._kept.get(choice.index)
-        if kept is None:
-            self._kept[choice.index] = piece
-        else:
-            kept.extend(piece)
-
-    def whole(self, choice: Choice) -> dict[str, object]:
+    def whole(self, choice: Choice, piece: Piece) -> dict[str, object]:
         """One choice of a whole answer."""
-        piece = self._kept[choice.index]
         content: dict[str, object] = {
             "index": choice.index,
             "message": {"role": ROLE, "content": self._echoed + piece.text, "refusal": None},

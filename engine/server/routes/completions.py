@@ -59,7 +59,6 @@ class CompletionWriter:
         self._asked, self._tokenizer = asked, tokenizer
         self._columns: dict[int, CompletionLogprobs] = {}
         self._begun: set[int] = set()
-        self._kept: dict[int, Piece] = {}
 
     def first_events(self, choice: Choice) -> list[dict[str, object]]:
         """None: a completion begins with its text."""
@@ -81,17 +80,8 @@ class CompletionWriter:
             content["prompt_logprobs"] = self._prompt_logprobs(choice)
         return content
 
-    def keep(self, choice: Choice, piece: Piece) -> None:
-        """Collects a piece."""
-        kept = self._kept.get(choice.index)
-        if kept is None:
-            self._kept[choice.index] = piece
-        else:
-            kept.extend(piece)
-
-    def whole(self, choice: Choice) -> dict[str, object]:
+    def whole(self, choice: Choice, piece: Piece) -> dict[str, object]:
         """One choice of a whole answer."""
-        piece = self._kept[choice.index]
         content = self._choice(choice, piece, *self._shown(choice, piece, True))
         content["prompt_logprobs"] = self._prompt_logprobs(choice)
         if self._asked.return_token_ids:

@@ -10,6 +10,7 @@ from engine.server.messages import GenerateRequest
 from engine.server.protocol import BodyState
 from engine.steplog.api import LogHeader, StepLogWriter
 from engine.steplog.replay import main as replay_main
+from sim.cluster.clock import Clock
 from sim.cluster.router import make_router
 from sim.commands.serve import serve_main
 from sim.run.deployment import build, deployment_with
@@ -45,8 +46,6 @@ def request_of(workload, row):
 @pytest.mark.parametrize("engine", ["vllm-0.33", "vllm-0.25", "nano-vllm"])
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_every_token_comes_when_a_simulated_run_has_it(engine, replicas):
-    from sim.cluster.clock import Clock
-
     given = {"engine": engine, "replicas": replicas, "num_kv_blocks": 400, "cost": "roofline"}
     fleet = deployment(**given, router="least-tokens")
     parts = build(fleet, 0)
@@ -64,7 +63,7 @@ def test_every_token_comes_when_a_simulated_run_has_it(engine, replicas):
     parts = build(fleet, 0)
     router = make_router("least-tokens")
     cluster = TwinCluster(parts, router, pace, Faults(), put, lambda stats: None)
-    maker = AnswerMaker(None, 1000, AnswerOptions())
+    maker = AnswerMaker(PieceTokenizer(1000), 1000, AnswerOptions())
     for row in range(len(workload)):
         cluster.add(request_of(workload, row), maker, None)
     pace.clock.run()
@@ -204,6 +203,8 @@ def test_the_twin_is_dead_when_all_replicas_have_failed():
         json = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True}
         answer = await client.post("/v1/completions", json=json)
         await asyncio.wait_for(client.server.body.wait_for_death(), 5)
+        await client.post("/sleep")
+        await client.post("/wake_up")
         health = await client.get("/health")
         return answer.status_code, health.status_code, client.server.body.state
 
@@ -225,6 +226,40 @@ def test_a_slow_replica_takes_longer_by_its_factor():
     fast = asyncio.run(decode_ns(twin(**given)))
     slow = asyncio.run(decode_ns(twin(Faults(slow=parse_slow(["0:20"])), **given)))
     assert slow == pytest.approx(20 * fast, rel=0.01)
+
+
+@pytest.mark.parametrize("engine", ["vllm-0.33", "vllm-0.25", "nano-vllm"])
+def test_a_replica_that_is_hardly_slower_is_never_faster(engine):
+    """So a slow replica has kept the host of its cost model, and the time between its steps."""
+
+    def times(faults):
+        parts = build(deployment(engine=engine), 0)
+        pace = Pace(Clock())
+        pace._origin_ns = 0
+        found = []
+        cluster = TwinCluster(
+            parts,
+            make_router("round-robin"),
+            pace,
+            faults,
+            lambda request_id, delta: found.append(delta.time_ns),
+            lambda stats: None,
+        )
+        maker = AnswerMaker(PieceTokenizer(1000), 1000, AnswerOptions())
+        for number in range(3):
+            prompt = range(10 * number, 10 * number + 700)
+            request = GenerateRequest(
+                request_id=str(number), prompt_token_ids=prompt, arrival_ns=number, max_tokens=30
+            )
+            cluster.add(request, maker, None)
+        pace.clock.run()
+        return found
+
+    as_is, slower = times(Faults()), times(Faults(slow=((0, 1.001),)))
+    assert len(as_is) == len(slower) == 90
+    assert all(after >= before for before, after in zip(as_is, slower, strict=True))
+    assert sum(slower) > sum(as_is)
+    assert sum(slower) < 1.01 * sum(as_is)
 
 
 def test_errors_come_at_their_rate():
