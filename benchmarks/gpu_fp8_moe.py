@@ -2,7 +2,7 @@
 """8-bit products, experts and KV on one GPU: checks, tile sizes, and whole models.
 
     python3 benchmarks/gpu_fp8_moe.py --out DIR [--only check,products,experts,attention,models]
-        [--models NAME:QUANTIZATION:KV,...] [--passes 2]
+        [--models NAME:QUANTIZATION:KV,...] [--passes 2] [--step-logs]
 
 Writes DIR/gpu_fp8_moe.json and prints a table last. `--warm I/N` only compiles the I-th part of
 the variants, so that N processes share that work through Triton's cache.
@@ -45,6 +45,7 @@ def main():
         "--models", default="qwen3-8b:fp8:fp8,qwen3-30b-a3b::,qwen3-30b-a3b:fp8:fp8"
     )
     parser.add_argument("--passes", type=int, default=2)
+    parser.add_argument("--step-logs", action="store_true", help="also write step logs")
     parser.add_argument("--warm")
     parser.add_argument("--commit", default="unknown")
     args = parser.parse_args()
@@ -486,6 +487,9 @@ def whole_model(case, args, table):
         "quantization": quantization or None,
         "kv_cache_dtype": kv or "auto",
     }
+    if args.step_logs:
+        log_name = case.replace(":", "_").rstrip("_")
+        options["step_log"] = str(Path(args.out) / f"steps_{log_name}.jsonl.gz")
     started = time.perf_counter()
     try:
         with shape_folder(None, name) as folder, LLM(folder, **options) as llm:

@@ -58,6 +58,9 @@ VERBS: dict[str, Verb] = {
     "model random": Verb("engine.commands.model_random:main", "make a model of random weights"),
     "log diff": Verb("engine.commands.log:diff_main", "show the first decision two logs differ in"),
     "log expand": Verb("engine.commands.log:expand_main", "write a log step by step"),
+    "log join": Verb(
+        "engine.commands.log:join_main", "add what a benchmark's clients saw to a vLLM's own log"
+    ),
     "log trace": Verb("engine.commands.log:trace_main", "convert a log to a Perfetto trace"),
     "verify decisions": Verb(
         "properties.recordings.verify:main", "compare with recorded decisions"

@@ -49,7 +49,7 @@ class EngineOptions:
     enable_prefix_caching: bool = True
     long_prefill_token_threshold: int = 0
     watermark_blocks: int = 0
-    async_scheduling: bool = False
+    async_scheduling: bool = True
     block_size: int = 16
     num_kvcache_blocks: int | None = None
     kv_cache_memory_bytes: int | None = None

@@ -1,4 +1,4 @@
-"""`lockstep log diff|expand|trace`: command lines of the step-log tools."""
+"""`lockstep log diff|expand|trace|join`: command lines of the step-log tools."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from engine.steplog.api import StepLogReader, StepLogWriter
 from engine.steplog.diff import first_difference
 from engine.steplog.encode import dump_line, header_to_json, record_to_json
 from engine.steplog.perfetto import write_trace
+from engine.steplog.vllm_clients import join_clients
 
 
 def diff_main(argv: list[str]) -> int:
@@ -47,6 +48,29 @@ def expand_main(argv: list[str]) -> int:
     print(dump_line(header_to_json(log.header)))
     for record in log.expanded():
         print(dump_line(record_to_json(record)))
+    return 0
+
+
+def join_main(argv: list[str]) -> int:
+    """Adds to the log of a recording vLLM what the clients of a benchmark saw."""
+    parser = VerbParser(
+        "log join", "Join the times of a benchmark's clients to the log of a recording vLLM."
+    )
+    parser.add_argument("log", type=Path, help="log of a vLLM that recorded itself")
+    parser.add_argument(
+        "result", type=Path, help="what vllm bench serve --save-result --save-detailed wrote"
+    )
+    parser.option(
+        "out", required=True, detail="the log with the clients' times, .jsonl or .jsonl.gz"
+    )
+    options = parser.parse(argv)
+    check_writable("out", options.out)
+    joined = join_clients(options.log, options.result, options.out)
+    clock = "one clock" if joined.same_clock else "clocks set equal at the fastest request"
+    print(
+        f"{options.out}: {joined.num_joined} requests joined, {joined.num_before} of the log came"
+        f" before them; {clock}"
+    )
     return 0
 
 

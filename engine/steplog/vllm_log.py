@@ -9,6 +9,8 @@ requests and block hashes are numbered in the order in which they were first see
     ["d", start, end, running, waiting, free blocks]        as the step before, one token each
     ["u", start, end, step, [[request, reason, output tokens, its blocks], ...]]
     ["x", time, [as in "u", ...]]                          given up by their clients
+    ["c", request, sent at, first token at, [gaps between tokens, ...]]
+                                                           as its client saw it: `log join` adds it
     ["e", time]                                            the end: the server was shut down
 """
 
@@ -39,6 +41,7 @@ class RunLogWriter:
         self._num_requests = self._num_steps = 0
         self._rows: list[str] = []  # of the step before, if it gave each one token
         header = {"format": FORMAT_NAME, "version": FORMAT_VERSION, "config": dict(config)}
+        header["monotonic_us"] = self._zero_ns // 1000
         self._file.write(json.dumps(header) + "\n")
         self._file.flush()
 

@@ -24,7 +24,7 @@ def read_vllm_log(path: Path) -> Recording:
     Raises:
         InputError: another version, or a line that is not of this format; it names the line.
     """
-    lines = _rows(path)
+    lines = rows_of_log(path)
     header = next(lines)[1]
     if not isinstance(header, dict) or header.get("version") != FORMAT_VERSION:
         raise InputError(f"{path}:1: not version {FORMAT_VERSION} of a {FORMAT_NAME}")
@@ -44,7 +44,7 @@ def read_vllm_log(path: Path) -> Recording:
     return recording
 
 
-def _rows(path: Path) -> Iterator[tuple[int, Any]]:
+def rows_of_log(path: Path) -> Iterator[tuple[int, Any]]:
     """Line numbers and values; a last line that was cut short is passed over."""
     pending: tuple[int, bytes] | None = None
     for number, text in enumerate(read_lines(path), start=1):
@@ -75,6 +75,7 @@ class _Run:
         self._steps: list[list[Any]] = []
         self._updates: list[RecordedUpdate] = []
         self._aborts: list[tuple[int, int]] = []
+        self._clients: dict[int, tuple[int, int, tuple[int, ...]]] = {}
         self._rows: list[list[int]] = []
 
     def take(self, row: list[Any]) -> None:
@@ -99,6 +100,9 @@ class _Run:
             for number, _, outputs, blocks in row[2]:
                 self._ended[number] = (row[1], "abort", outputs, blocks)
                 self._aborts.append((row[1], number))
+        elif kind == "c":
+            _, number, sent, first, gaps = row
+            self._clients[number] = (sent, first, tuple(gaps))
         elif kind != "e":
             raise ValueError(f"unknown kind {kind!r}")
 
@@ -153,15 +157,23 @@ class _Run:
         _, added_us, number, prompt_tokens, max_tokens, sent_us, blocks, priority = row
         unfinished = (last_us, "", max_tokens, blocks)
         finish_us, reason, outputs, all_blocks = self._ended.get(number, unfinished)
+        gaps: tuple[int, ...] | None = None
+        client_us: int | None = None
+        first_token_us = min(first_token_us, finish_us)
+        if number in self._clients:
+            client_us, first_token_us, gaps = self._clients[number]
+            sent_us, finish_us = client_us, first_token_us + sum(gaps)
         return RecordedRequest(
             id=number,
             arrival_us=min(sent_us, added_us),
             added_us=added_us,
-            first_token_us=min(first_token_us, finish_us),
+            first_token_us=first_token_us,
             finish_us=finish_us,
             prompt_tokens=prompt_tokens,
             output_tokens=max(1, outputs),
             prefix_group=None,
+            sent_us=client_us,
+            token_gaps_us=gaps,
             max_tokens=max_tokens,
             reason=reason,
             blocks=tuple(all_blocks or blocks),

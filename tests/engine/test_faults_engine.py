@@ -300,7 +300,8 @@ def test_the_host_cost_of_a_step_is_in_the_log(folder, tmp_path):
     assert steps
     for record in steps:
         assert "host" in record
-        assert "device" in record
+        # The step that finds every row at its limit launches nothing.
+        assert ("device" in record) == ("ids" in record or "chunks" in record)
     header = records[0]
     assert header["options"]["max_num_seqs"] == 8
     assert header["model"]["num_layers"] == 2
