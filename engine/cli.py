@@ -1,7 +1,7 @@
 """The console command `lockstep`: finds the verb, imports its module, turns errors into exit codes.
 
 Exit codes: 0 done, 1 failed (a difference, a broken law, a crash), 2 usage or input error,
-130 interrupted. Nothing here imports torch.
+3 a plan that long runs do not confirm, 130 interrupted. Nothing here imports torch.
 """
 
 from __future__ import annotations

@@ -30,19 +30,23 @@ from sim.planning.plan_files import (
     write_plan,
 )
 from sim.planning.plan_report import render_plan
-from sim.planning.planner import Plan, Planner
+from sim.planning.planner import Planner
+from sim.planning.result import Plan
 from sim.planning.sampling import load_source
 from sim.planning.study import Study
 from sim.planning.trial import Trial, TrialResult
 from sim.report.tables import text_table
 from sim.run.option_table import SIM_TABLE
 
+NOT_CONFIRMED = 3
 _LINE_EVERY_S = 10.0
 _DRAW_EVERY_S = 0.2
 
 
 def main(argv: Sequence[str]) -> int:
     """Carries out a study; returns 0 with an answer, 1 if nothing meets the SLO.
+
+    An answer that long runs do not confirm returns 3.
 
     Raises:
         ConfigError, InputError: the study or an option is wrong.
@@ -72,6 +76,9 @@ def main(argv: Sequence[str]) -> int:
         _print_table(plan, out)
     if plan.best is None:
         raise LockstepError(answer(plan))
+    if plan.doubt is not None:
+        print(f"lockstep: {answer(plan)}", file=sys.stderr)
+        return NOT_CONFIRMED
     if not arguments.json:
         print(answer(plan))
     return 0

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sim.planning.capacity import SeedCapacity, resume, rounded
+from sim.planning.capacity import rounded
 from sim.planning.interleave import Failure, Search, T
-from sim.planning.study import SearchSpec
 from sim.planning.trial import Trial, TrialResult
 
 BELOW, ABOVE = 0.97, 1.05
@@ -26,10 +24,10 @@ class Run(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """Long runs at 0.97 and 1.05 times a capacity.
+    """Long runs below and above a capacity.
 
-    `capacity` is the one that these runs are about. It differs from the search's, `searched`, if
-    long runs contradicted that one; then it is the mean capacity of long runs.
+    `capacity` is the one that these runs are about. It differs from the first search's, `searched`,
+    if long runs contradicted that one.
     """
 
     searched: float
@@ -45,28 +43,30 @@ class Confirmation:
             return False
         return all(run.met for run in self.below) and not any(run.met for run in self.above)
 
+    @property
+    def doubt(self) -> str | None:
+        """What long runs with fresh seeds showed against the capacity, or None."""
+        if self.error is not None:
+            return f"long runs with fresh seeds failed ({self.error})"
+        return (
+            None if self.confirmed else f"long runs with fresh seeds contradict it ({self.found})"
+        )
+
+    @property
+    def found(self) -> str:
+        """How many runs were as they should be."""
+        below = sum(run.met for run in self.below)
+        above = sum(not run.met for run in self.above)
+        return (
+            f"SLO met in {below} of {len(self.below)} at {BELOW:g} x, missed in"
+            f" {above} of {len(self.above)} at {ABOVE:g} x"
+        )
+
 
 def confirm(
-    make: Make, capacity: float, search: SearchSpec, first_seed: int, run: Run, name: str
-) -> Confirmation:
-    """Confirms a capacity; one that fails is measured again with long runs, and confirmed anew."""
-    count = search.verify_seeds
-    seeds = range(first_seed, first_seed + count)
-    confirmation = _check(make, capacity, capacity, seeds, run, name)
-    if confirmation.confirmed or confirmation.error is not None:
-        return confirmation
-    searches = resume(make, seeds, rounded(capacity), search.tolerance)
-    answers = run([(name, one) for one in searches])
-    rates = [one.rate for one in answers if isinstance(one, SeedCapacity) and one.rate is not None]
-    if len(rates) < count:
-        return confirmation
-    fresh = range(first_seed + count, first_seed + 2 * count)
-    return _check(make, statistics.fmean(rates), capacity, fresh, run, name)
-
-
-def _check(
     make: Make, capacity: float, searched: float, seeds: Sequence[int], run: Run, name: str
 ) -> Confirmation:
+    """Runs each of `seeds` below and above a capacity."""
     rates = (rounded(BELOW * capacity), rounded(ABOVE * capacity))
 
     def both() -> Search[list[TrialResult]]:

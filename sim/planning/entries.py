@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from sim.cost.calibrated import MAX_OUTSIDE
 from sim.planning.capacity import Interval, SeedCapacity, interval_of
+from sim.planning.confirm import Confirmation
 from sim.planning.space import Candidate
 from sim.planning.study import Study
 from sim.planning.trial import TrialResult
@@ -21,7 +22,8 @@ class Entry:
 
     `at_rate` are runs at the objective's rate, `curve` runs that only the plots need; `failure`
     says why there is no answer. `uncertain` ones serve the rate in the runs at it, but their
-    capacity is not above it for sure. `hint` is a guess of the capacity.
+    capacity is not above it for sure. `hint` is a guess of the capacity. `searched` is the capacity
+    of the first search, if long runs have contradicted it and `seeds` are theirs.
     """
 
     candidate: Candidate
@@ -31,6 +33,8 @@ class Entry:
     failure: str | None = None
     uncertain: bool = False
     hint: float | None = None
+    searched: float | None = None
+    confirmation: Confirmation | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -74,6 +78,11 @@ class Entry:
     def answered(self) -> bool:
         """Whether it has a capacity and has not failed."""
         return self.failure is None and self.capacity is not None
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether its present capacity has met long runs with fresh seeds."""
+        return self.confirmation is not None and self.confirmation.capacity == self.capacity
 
     @property
     def serves(self) -> bool:

@@ -12,9 +12,9 @@ from engine.steplog.atomic import write_text
 from engine.steplog.output_folder import OutputFolder, read_json
 from sim.planning.cache import code_digest, plain
 from sim.planning.capacity import SeedCapacity
-from sim.planning.confirm import ABOVE, BELOW, Confirmation
+from sim.planning.confirm import Confirmation
 from sim.planning.entries import Entry
-from sim.planning.planner import Plan
+from sim.planning.result import Plan
 from sim.planning.start_commands import commands_of
 from sim.planning.trial import TrialResult
 from sim.report.page import is_page
@@ -54,6 +54,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "answer": answer(plan),
         "recommended": None if best is None else best.candidate.name,
         "commands": [] if best is None else commands_of(best.candidate),
+        "confirmed": None if plan.confirmation is None else plan.doubt is None,
         "confirmation": _confirmation_document(plan.confirmation),
         "ranking": [_entry_document(entry, plan) for entry in plan.entries],
         "left_out": [
@@ -80,28 +81,19 @@ def answer(plan: Plan) -> str:
     capacity = best.capacity
     if capacity is None:
         return f"{what} serve {study.objective.rate:g} {unit}, capacity unknown"
-    verb = "sustains" if gpus == 1 else "sustain"
-    spread = ""
+    spread = "one seed"
     if interval is not None:
         spread = f"{study.search.confidence:.0%}: {interval.low:.4g} to {interval.high:.4g}"
-    confirmation = plan.confirmation
-    if confirmation is None:
-        return f"{what} {verb} {capacity:.4g} {unit} ({spread or 'one seed'}), not confirmed"
-    if confirmation.capacity != confirmation.searched:
-        spread = f"short runs {capacity:.4g}, {spread}"
-    text = f"{what} {verb} {confirmation.capacity:.4g} {unit} ({spread})"
-    return f"{text}; long runs with fresh seeds {_confirmed_text(confirmation)}"
-
-
-def _confirmed_text(confirmation: Confirmation) -> str:
-    if confirmation.error is not None:
-        return f"failed ({confirmation.error})"
-    below = sum(run.met for run in confirmation.below)
-    above = sum(not run.met for run in confirmation.above)
-    verb = "confirm it" if confirmation.confirmed else "do not confirm it"
+    if best.searched is not None:
+        spread = f"short runs {best.searched:.4g}, {spread}"
+    figure = f"{capacity:.4g} {unit} ({spread})"
+    if plan.doubt is not None:
+        return f"not confirmed: {what} were found to have a capacity of {figure}; {plan.doubt}"
+    if plan.confirmation is None:
+        return f"{what} have a capacity of {figure} in the search; no long runs were asked for"
+    verb = "sustains" if gpus == 1 else "sustain"
     return (
-        f"{verb} (SLO met in {below} of {len(confirmation.below)} at {BELOW:g} x, missed in"
-        f" {above} of {len(confirmation.above)} at {ABOVE:g} x)"
+        f"{what} {verb} {figure}; long runs with fresh seeds confirm it ({plan.confirmation.found})"
     )
 
 
@@ -202,6 +194,8 @@ def _entry_document(entry: Entry, plan: Plan) -> dict[str, Any]:
         "cost_per_million_output_tokens": entry.cost_per_million_tokens(
             study, rate if entry.serves else None
         ),
+        "contradicted": entry.searched,
+        "confirmation": _confirmation_document(entry.confirmation),
         "uncertain": entry.uncertain,
         "serves_rate": entry.serves if entry.at_rate else None,
         "latencies_ms": entry.mean_latencies_ms(),

@@ -9,7 +9,7 @@ from html import escape
 from sim.planning.confirm import ABOVE, BELOW
 from sim.planning.entries import Entry
 from sim.planning.plan_files import TABLE_HEADER, answer, plan_document, table_rows
-from sim.planning.planner import Plan
+from sim.planning.result import Plan
 from sim.planning.start_commands import commands_of
 from sim.planning.trial import TrialResult
 from sim.report.headline import gpus_text

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from engine.core.errors import InputError
 from sim.planning.capacity import SeedCapacity, check_around, resume, rounded, search_seed
-from sim.planning.confirm import Confirmation, confirm
-from sim.planning.entries import Entry, ranked
+from sim.planning.confirm import confirm
+from sim.planning.entries import Entry, ranked, score
 from sim.planning.interleave import Driver, Failure, Search, T
+from sim.planning.result import Plan
 from sim.planning.sampling import Source
 from sim.planning.sizing import rate_check, size_search, variants
 from sim.planning.space import Candidate, all_choices, candidate_of, impossible, merge_equal
@@ -19,34 +20,13 @@ from sim.planning.tpe import sample_with_tpe
 from sim.planning.trial import Trial, TrialResult
 
 _SEEDS_PER_STUDY = 1000
-_FIRST_FRESH_SEED = 500
+# Of the seeds of a study these begin the ones for long runs, which no search may have seen.
+_FIRST_CHECK, _LONG_SEARCH, _SECOND_CHECK = 500, 600, 700
 _COARSE = 0.05
-_MAX_ROUNDS = 3
+_MAX_ROUNDS = 6
 # The saturated throughput is only where a search begins, so a shorter run will do.
 _SATURATED = 0.25
 _CURVE = (0.5, 0.75, 1.1, 1.3)
-
-
-@dataclass(slots=True)
-class Plan:
-    """The answer to a study."""
-
-    study: Study
-    source: Source
-    entries: list[Entry]
-    left_out: list[tuple[Candidate, str]]
-    confirmation: Confirmation | None = None
-    warnings: list[str] = field(default_factory=list)
-
-    @property
-    def best(self) -> Entry | None:
-        """The recommended configuration, or None if nothing meets the SLO (at the rate)."""
-        first = self.entries[0] if self.entries else None
-        if first is None or first.failure is not None:
-            return None
-        if self.study.objective.kind == "min_cost":
-            return first if first.serves else None
-        return first if first.capacity is not None else None
 
 
 class Planner:
@@ -60,7 +40,7 @@ class Planner:
         self._warnings: dict[str, None] = {}
         first = study.search.seed * _SEEDS_PER_STUDY
         self._seeds = range(first, first + study.search.seeds)
-        self._fresh_seed = first + _FIRST_FRESH_SEED
+        self._first_seed = first
 
     def plan(self) -> Plan:
         """Searches, ranks and confirms.
@@ -78,13 +58,13 @@ class Planner:
             if auto:
                 entries = self._size(entries) + entries
         plan = Plan(self._study, self._source, ranked(entries, self._study), left_out)
-        for _ in range(_MAX_ROUNDS):
-            self._settle_best(plan)
-            if plan.best is None or not self._search.verify_seeds:
-                break
-            self._confirm(plan)
-            if not self._contradicted(plan):
-                break
+        self._settle_best(plan)
+        if self._search.verify_seeds:
+            for _ in range(_MAX_ROUNDS):
+                if plan.best is None or plan.best.capacity is None or plan.best.is_checked:
+                    break
+                self._confirm(plan.best)
+                self._rank_anew(plan)
         self._draw_curves(plan.entries)
         plan.warnings = list(self._warnings)
         return plan
@@ -166,18 +146,24 @@ class Planner:
         self._find_capacities([(entry, None) for entry in best])
         return entries
 
-    def _find_capacities(self, wanted: Sequence[tuple[Entry, float | None]]) -> None:
+    def _find_capacities(
+        self,
+        wanted: Sequence[tuple[Entry, float | None]],
+        factor: float = 1.0,
+        seeds: range | None = None,
+    ) -> None:
         """Finds the capacity of each with all seeds, near the start where one is given."""
         searches, owners = [], []
+        seeds = self._seeds if seeds is None else seeds
         for entry, start in wanted:
             candidate = entry.candidate
-            make, tolerance = self._maker(candidate), self._search.tolerance
+            make, tolerance = self._maker(candidate, factor), self._search.tolerance
             around = start or entry.capacity
             assert around is not None
-            others = resume(make, self._seeds[1:], rounded(around), tolerance)
-            first = search_seed(make, self._seeds[0], tolerance, start, 1 + 1.5 * tolerance)
+            others = resume(make, seeds[1:], rounded(around), tolerance)
+            first = search_seed(make, seeds[0], tolerance, start, 1 + 1.5 * tolerance)
             if start is None:
-                first = search_seed(make, self._seeds[0], tolerance)  # goes on from the first look
+                first = search_seed(make, seeds[0], tolerance)  # goes on from the first look
             for search in (first, *others):
                 searches.append((candidate.name, search))
                 owners.append(entry)
@@ -188,15 +174,17 @@ class Planner:
             _add(entry, answer)
         for entry, _ in wanted:
             entry.refuse_guesses()
-        self._look_around([entry for entry, _ in wanted if entry.answered])
+        self._look_around([entry for entry, _ in wanted if entry.answered], factor)
 
-    def _look_around(self, entries: Sequence[Entry]) -> None:
+    def _look_around(self, entries: Sequence[Entry], factor: float) -> None:
         """Tests rates below and above the capacity with the first seed."""
         before = [entry.seeds[0].rate for entry in entries]
         searches = [
             (
                 entry.candidate.name,
-                check_around(self._maker(entry.candidate), entry.seeds[0], self._search.tolerance),
+                check_around(
+                    self._maker(entry.candidate, factor), entry.seeds[0], self._search.tolerance
+                ),
             )
             for entry in entries
         ]
@@ -207,7 +195,7 @@ class Planner:
             if entry.seeds[0].rate != rate:
                 entry.notes.append(
                     f"not monotone: a rate below {rate:.4g} missed the SLO, so seed"
-                    f" {self._seeds[0]} counts with {entry.seeds[0].rate or 0:.4g}"
+                    f" {entry.seeds[0].seed} counts with {entry.seeds[0].rate or 0:.4g}"
                 )
             for island in entry.seeds[0].islands:
                 entry.notes.append(f"not monotone: {island:.4g} met the SLO again")
@@ -291,24 +279,59 @@ class Planner:
                 plan.entries.append(grown)
         plan.entries = ranked(plan.entries, study)
 
-    def _contradicted(self, plan: Plan) -> bool:
-        """Whether long runs put the capacity of the best below the rate it was to serve."""
-        best, rate, confirmation = plan.best, self._study.objective.rate, plan.confirmation
-        if best is None or rate is None or confirmation is None or confirmation.capacity >= rate:
-            return False
-        best.uncertain = True
-        best.notes.append(f"long runs put its capacity at {confirmation.capacity:.4g}")
-        self._grow(plan, best)
-        return True
-
-    def _confirm(self, plan: Plan) -> None:
-        best = plan.best
-        assert best is not None and best.capacity is not None
-        self._say(f"confirming {best.capacity:.4g} with long runs and fresh seeds")
-        make = self._maker(best.candidate, self._search.verify_factor)
-        plan.confirmation = confirm(
-            make, best.capacity, self._search, self._fresh_seed, self._run, best.candidate.name
+    def _confirm(self, entry: Entry) -> None:
+        """Long runs with fresh seeds; a capacity that they contradict is sought once with such."""
+        assert entry.capacity is not None
+        self._say(f"confirming {entry.capacity:.4g} with long runs and fresh seeds")
+        known = entry.searched
+        begin = self._first_seed + (_FIRST_CHECK if known is None else _SECOND_CHECK)
+        entry.confirmation = confirm(
+            self._maker(entry.candidate, self._search.verify_factor),
+            entry.capacity,
+            known or entry.capacity,
+            range(begin, begin + self._search.verify_seeds),
+            self._run,
+            entry.candidate.name,
         )
+        confirmation = entry.confirmation
+        if confirmation.confirmed or confirmation.error is not None or known is not None:
+            return
+        self._say(f"contradicted: {confirmation.found}; searching anew with long runs")
+        self._search_anew(entry)
+
+    def _search_anew(self, entry: Entry) -> None:
+        """The capacity by long runs, which takes the place of the one that they contradicted."""
+        search, before, capacity = self._search, entry.seeds, entry.capacity
+        assert capacity is not None
+        begin = self._first_seed + _LONG_SEARCH
+        long = Entry(entry.candidate)
+        seeds = range(begin, begin + max(2, search.verify_seeds))
+        self._find_capacities([(long, rounded(capacity))], search.verify_factor, seeds)
+        if long.failure is not None:
+            entry.notes.append(f"no capacity by long runs: {long.failure}")
+            return
+        entry.searched, entry.seeds = capacity, long.seeds or before
+        entry.notes += long.notes
+        found = "none" if entry.capacity is None else f"{entry.capacity:.4g}"
+        entry.notes.append(f"long runs contradicted {capacity:.4g}; by them it is {found}")
+
+    def _rank_anew(self, plan: Plan) -> None:
+        """Ranks by what is known now, and refines what may have become the best by that."""
+        plan.entries = ranked(plan.entries, self._study)
+        self._settle_best(plan)
+        while self._study.objective.rate is None:
+            best = next((one for one in plan.entries if len(one.seeds) > 1), None)
+            least = -math.inf if best is None else score(best, self._study)
+            rivals = [
+                one
+                for one in plan.entries
+                if one.answered and len(one.seeds) == 1 and score(one, self._study) > least
+            ]
+            if not rivals:
+                break
+            self._say(f"refining {rivals[0].candidate.name}, now the best by its first look")
+            self._find_capacities([(rivals[0], None)])
+            plan.entries = ranked(plan.entries, self._study)
 
     def _draw_curves(self, entries: Sequence[Entry]) -> None:
         """Whole runs on both sides of the capacity, for the plots."""

@@ -46,7 +46,8 @@ def study(tmp_path):
 
 
 def plan(path: Path, out: Path, *options: str) -> bytes:
-    assert main(["sim", "plan", str(path), "--out", str(out), "--quiet", *options]) == 0
+    # Runs as short as these are often contradicted, which is an answer too.
+    assert main(["sim", "plan", str(path), "--out", str(out), "--quiet", *options]) in (0, 3)
     return (out / "plan.json").read_bytes()
 
 
@@ -108,7 +109,7 @@ def test_the_cheapest_fleet_serves_the_rate_for_sure(tmp_path, capsys):
     for one in smaller:
         assert not one["serves_rate"]
     assert best["price_per_hour"] == 2 * best["gpus"]
-    assert f"{best['gpus']} GPUs sustain" in capsys.readouterr().out
+    assert f"{best['gpus']} GPUs have a capacity of" in capsys.readouterr().out
 
 
 def test_nothing_meets_it_is_one_sentence_with_the_closest(study, tmp_path, capsys):
