@@ -1,14 +1,15 @@
 """Where trials run: in this process, in processes of this machine, or on a Ray cluster.
 
 Each takes trials while it has room and hands back results in any order; which one is used never
-changes a result.
+changes a result. A run whose worker dies is run again, a few times: a machine may go away, but a
+run that takes every worker with it must not go round for ever.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from collections import deque
+from collections import Counter, deque
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
@@ -17,6 +18,9 @@ from typing import Any, Protocol
 from engine.core.errors import InputError
 from sim.planning.sampling import Source
 from sim.planning.trial import Trial, TrialResult, Worker
+
+# So many workers may die of one run.
+_MOST_TRIES = 3
 
 
 class Executor(Protocol):
@@ -72,13 +76,14 @@ class SerialExecutor:
 
 
 class ProcessExecutor:
-    """`jobs` worker processes; one that dies fails its trial and is replaced."""
+    """`jobs` worker processes; one that dies is replaced, and its run is run again."""
 
     def __init__(self, source: Source, jobs: int) -> None:
         self._source, self._jobs = source, jobs
         self._context = multiprocessing.get_context("spawn")
         self._idle: list[tuple[BaseProcess, Connection]] = []
         self._busy: dict[Connection, tuple[BaseProcess, str, Trial]] = {}
+        self._deaths: Counter[str] = Counter()
 
     def has_room(self) -> bool:
         """True if a worker is idle."""
@@ -91,19 +96,23 @@ class ProcessExecutor:
         self._busy[connection] = (process, key, trial)
 
     def next_result(self) -> tuple[str, TrialResult]:
-        """Waits for the first worker that answers or dies."""
-        ready = wait(list(self._busy))
-        connection = next(link for link in self._busy if link in ready)
-        process, key, trial = self._busy.pop(connection)
-        try:
-            result: TrialResult = connection.recv()
-        except (EOFError, OSError):
-            process.join()
-            connection.close()
-            text = f"the worker process died (exit code {process.exitcode})"
-            return key, TrialResult(trial.rate, trial.seed, trial.num_requests, error=text)
-        self._idle.append((process, connection))
-        return key, result
+        """Waits for the first worker that answers, or for a run that no worker survives."""
+        while True:
+            ready = wait(list(self._busy))
+            connection = next(link for link in self._busy if link in ready)
+            process, key, trial = self._busy.pop(connection)
+            try:
+                result: TrialResult = connection.recv()
+            except (EOFError, OSError):
+                process.join()
+                connection.close()
+                self._deaths[key] += 1
+                if self._deaths[key] < _MOST_TRIES:
+                    self.submit(key, trial)
+                    continue
+                return key, _died(trial, f"worker processes (exit code {process.exitcode})")
+            self._idle.append((process, connection))
+            return key, result
 
     def _start(self) -> tuple[BaseProcess, Connection]:
         ours, theirs = self._context.Pipe()
@@ -135,9 +144,10 @@ def _serve(connection: Connection, source: Source) -> None:
 
 
 class RayExecutor:
-    """Actors on a Ray cluster, one per CPU; `address` local starts one on this machine.
+    """Tasks on a Ray cluster, one per CPU; `address` local starts one on this machine.
 
-    The trace travels with the actors, so other machines need the package but not the file.
+    The trace travels to the workers, so other machines need the package but not the file. Ray runs
+    a task again, on whatever machine is left, if its worker or machine dies.
     """
 
     def __init__(self, source: Source, address: str, jobs: int | None = None) -> None:
@@ -157,31 +167,29 @@ class RayExecutor:
         except (ConnectionError, RuntimeError, ValueError) as error:
             text = str(error).splitlines()[0]
             raise InputError(f"ray={address!r}: no cluster answers there ({text})") from None
-        count = jobs or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        shared = ray.put(source)
-        actor = ray.remote(num_cpus=1, max_restarts=-1)(Worker)
-        self._idle = [actor.remote(shared) for _ in range(count)]
-        self._busy: dict[Any, tuple[Any, str, Trial]] = {}
+        self._jobs = jobs or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self._source = ray.put(source)
+        options = {"num_cpus": 1, "max_retries": _MOST_TRIES - 1, "scheduling_strategy": "SPREAD"}
+        self._task: Any = ray.remote(**options)(_run_on_ray)
+        self._busy: dict[Any, tuple[str, Trial]] = {}
 
     def has_room(self) -> bool:
-        """True if an actor is idle."""
-        return bool(self._idle)
+        """True if fewer tasks run than the cluster has CPUs."""
+        return len(self._busy) < self._jobs
 
     def submit(self, key: str, trial: Trial) -> None:
-        """Sends a trial to an idle actor."""
-        actor = self._idle.pop()
-        self._busy[actor.run.remote(trial)] = (actor, key, trial)
+        """Starts a task."""
+        # In a list the reference is not replaced by its value, which each worker reads once.
+        self._busy[self._task.remote([self._source], trial)] = (key, trial)
 
     def next_result(self) -> tuple[str, TrialResult]:
-        """Waits for the first actor that answers or dies."""
+        """Waits for the first task that ends, or that no worker survives."""
         ready, _ = self._ray.wait(list(self._busy), num_returns=1)
-        actor, key, trial = self._busy.pop(ready[0])
-        self._idle.append(actor)
+        key, trial = self._busy.pop(ready[0])
         try:
             result: TrialResult = self._ray.get(ready[0])
         except self._ray.exceptions.RayError as error:
-            text = f"the Ray actor failed ({type(error).__name__})"
-            result = TrialResult(trial.rate, trial.seed, trial.num_requests, error=text)
+            return key, _died(trial, f"Ray workers ({type(error).__name__})")
         return key, result
 
     def __enter__(self) -> RayExecutor:
@@ -189,6 +197,25 @@ class RayExecutor:
 
     def __exit__(self, *_: object) -> None:
         self._ray.shutdown()
+
+
+# Of a Ray worker: what it runs trials with, by the reference of the source.
+_ray_workers: dict[str, Worker] = {}
+
+
+def _run_on_ray(sources: list[Any], trial: Trial) -> TrialResult:
+    import ray
+
+    (source,) = sources
+    if source.hex() not in _ray_workers:
+        _ray_workers.clear()
+        _ray_workers[source.hex()] = Worker(ray.get(source))
+    return _ray_workers[source.hex()].run(trial)
+
+
+def _died(trial: Trial, whose: str) -> TrialResult:
+    text = f"{_MOST_TRIES} {whose} died of it"
+    return TrialResult(trial.rate, trial.seed, trial.num_requests, error=text)
 
 
 def make_executor(source: Source, jobs: int, ray_address: str | None) -> Executor:

@@ -15,7 +15,7 @@ import pytest
 
 from engine.cli import main
 from sim.planning.cache import ResultCache
-from sim.planning.executors import ProcessExecutor, SerialExecutor, make_executor
+from sim.planning.executors import SerialExecutor, make_executor
 from sim.planning.interleave import Driver, Failure
 from sim.planning.parse import read_study
 from sim.planning.sampling import load_source
@@ -148,18 +148,6 @@ def trials_of(path: Path) -> tuple[object, list[Trial]]:
     return load_source(study.workload), trials
 
 
-def test_a_worker_that_dies_fails_its_own_trial_only(study, tmp_path):
-    source, trials = trials_of(study)
-    with ProcessExecutor(source, 1) as executor:
-        executor.submit("a", trials[0])
-        ((_, (process, _, _)),) = executor._busy.items()
-        process.kill()
-        key, result = executor.next_result()
-        assert key == "a" and "worker process died" in result.error
-        executor.submit("b", trials[1])
-        assert executor.next_result()[1].error is None
-
-
 def test_searches_share_a_trial_and_a_failure_ends_only_its_search(study, tmp_path):
     source, trials = trials_of(study)
     told = []
@@ -193,12 +181,6 @@ def test_labels_and_file_places_are_no_part_of_a_trials_name(study, tmp_path):
     assert len(keys) == 4
     again = ResultCache(tmp_path / "other", source)
     assert {again.key(trial) for trial in trials} == keys
-
-
-def test_ray_gives_the_same_plan(study, tmp_path):
-    pytest.importorskip("ray")
-    whole = plan(study, tmp_path / "one")
-    assert plan(study, tmp_path / "ray", "--ray", "local", "--jobs", "2") == whole
 
 
 def test_tpe_finds_the_best_of_a_space(study, tmp_path):
