@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 LLAMA3_ROPE = {
@@ -117,6 +117,15 @@ TINY_MODELS = (
 def tiny_model(name: str) -> ModelCase:
     """A tiny model by name."""
     return next(case for case in TINY_MODELS if case.name == name)
+
+
+def with_heads_of_16(case: ModelCase) -> ModelCase:
+    """The same model with fewer and wider heads, where a kernel takes no head of 8."""
+    settings = case.settings
+    if settings.get("head_dim", settings["hidden_size"] // settings["num_attention_heads"]) >= 16:
+        return case
+    changes = {"num_attention_heads": settings["hidden_size"] // 16, "num_key_value_heads": 2}
+    return replace(case, name=f"{case.name}-head-16", settings={**settings, **changes})
 
 
 def qwen3_shape(name: str) -> ModelCase:

@@ -10,7 +10,7 @@ import gc
 import importlib.util
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,12 +18,23 @@ import torch
 
 from engine.attention.select import select_backend
 from engine.core.errors import ConfigError
-from golden.cases import ForcedSequence, ModelCase, qwen3_shape, random_batch, tiny_model
+from golden.cases import (
+    ForcedSequence,
+    ModelCase,
+    qwen3_shape,
+    random_batch,
+    tiny_model,
+    with_heads_of_16,
+)
+from golden.components.eight_bits import eight_bit_results
 from golden.components.layers import Place
 from golden.components.sampling import sampler_results
+from golden.fp8_suite import GROUP as FP8
+from golden.fp8_suite import fp8_results
 from golden.invariance import Cell, Matrix, cells, make_workload
 from golden.models import Reference, engine_options, full_reference
 from golden.parts import (
+    BATCH_LENGTHS,
     batch_reference,
     canary_results,
     component_cases,
@@ -49,6 +60,7 @@ OTHER_ATTENTIONS = ("eager",)
 RANK_TIMEOUT_S = 300.0  # kernels may have to be compiled by every rank
 # A head size that every build of every backend serves.
 SMALL_MODEL = "qwen3-head-64"
+SPARSE_MODELS = ("qwen3-moe", "qwen3-moe-ties", "qwen2-moe-shared", "mixtral")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +124,9 @@ def gpu_cases(plan: GpuPlan, scratch: Path) -> Iterator[tuple[str, str, Case]]:
     yield "sampler", "sampler", lambda: sampler_results(torch.device(plan.device))
     yield "canaries", "canaries", partial(_canaries, plan, scratch)
     yield "tensor parallel", "shards", partial(_shards, scratch)
+    for name in SPARSE_MODELS:
+        yield "mixtures", name, partial(_sparse, plan, scratch, name)
+    yield FP8, FP8, partial(_fp8, plan, scratch)
     yield "qwen3-0.6b", "qwen3-0.6b", partial(_shape, plan, scratch, "qwen3-0.6b")
     yield SMOLLM2, SMOLLM2, partial(_smollm2, plan, scratch)
     if not plan.quick:
@@ -167,6 +182,40 @@ def _shape(plan: GpuPlan, scratch: Path, name: str) -> Iterator[CaseResult]:
         plan.device,
         weights_from_model=True,
     )
+
+
+def _sparse(plan: GpuPlan, scratch: Path, name: str) -> Iterator[CaseResult]:
+    """A tiny mixture of experts in float32, where it must choose experts as HF does."""
+    case = with_heads_of_16(tiny_model(name))
+    _, folder = saved_tiny_model(case, scratch)
+    model = load_hf(folder, torch.float32, plan.device)
+    reference = Reference(random_batch(case.settings["vocab_size"], BATCH_LENGTHS, 14))
+    reference.add_truth(model)
+    longest = max(len(item.tokens) for item in reference.sequences)
+    yield from each_dtype(
+        "mixtures",
+        model,
+        reference,
+        (torch.float32,),
+        [replace(one, label=f"{name}, {one.label}") for one in plan.variants(longest + 1, 40)],
+        lambda dtype, changes: engine_options(folder, dtype, plan.device, **changes),
+        plan.device,
+        weights_from_model=False,
+    )
+
+
+def _fp8(plan: GpuPlan, scratch: Path) -> Iterator[CaseResult]:
+    """8-bit products by themselves, and models with 8-bit KV.
+
+    Behind the products of a whole model, sums of 14 bits round some activations to the other side,
+    so that a model is no test of them: its weights in 8 bits are judged on a CPU.
+    """
+    if plan.device == "cpu":
+        yield skipped(FP8, FP8, "on a CPU golden/tests/test_fp8.py runs them")
+        return
+    yield from eight_bit_results(torch.device(plan.device))
+    options = {"attention_backend": "triton", "block_size": 16}
+    yield from fp8_results(scratch, plan.device, ("kv",), **options)
 
 
 def _smollm2(plan: GpuPlan, scratch: Path) -> Iterator[CaseResult]:

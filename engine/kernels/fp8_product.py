@@ -219,7 +219,9 @@ def fp8_product(
     Without `block` the scales are [M, 1] and [N]; with it [M, K / block[1]] and one per block.
     """
     is_many = a.shape[0] > _FEW_ROWS and dtype == torch.bfloat16
-    if block == _LIBRARY_BLOCK and is_many and has_library_blocks(a.device):
+    # cuBLAS reads the blocks' scales in columns of a multiple of 4, and beyond the end of others.
+    fits = block == _LIBRARY_BLOCK and a_scale.shape[1] % 4 == 0
+    if fits and is_many and has_library_blocks(a.device):
         return _block_product(a, a_scale, w, w_scale, dtype)
     suits_library = block is None and dtype == torch.bfloat16 and a.is_cuda
     if suits_library and a.shape[0] >= LIBRARY_ROWS and a.shape[1] % 16 == w.shape[0] % 16 == 0:

@@ -14,6 +14,7 @@ from engine.layers.sharding import Shard
 QUANTIZATIONS = ("fp8",)
 _SUPPORTED = "supported: fp8, and compressed-tensors of 8-bit floats"
 _MAX_BLOCK = 128
+_LEAST_COLUMNS_ON_GPU = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,15 @@ def check_blocks(fp8: Fp8Config | None, name: str, rows: Shard, columns: Shard) 
                 shard.full // shard.size,
                 f"would cut blocks of {size} {what} of {name}, which has {shard.full}",
             )
+
+
+def check_on_gpu(fp8: Fp8Config | None) -> None:
+    """Raise if a block is narrower than what the matrix units take at a time."""
+    if fp8 is not None and fp8.block is not None and fp8.block[1] < _LEAST_COLUMNS_ON_GPU:
+        raise UnsupportedModel(
+            f"quantization_config: weight_block_size={list(fp8.block)}: on a GPU a block has at "
+            f"least {_LEAST_COLUMNS_ON_GPU} columns"
+        )
 
 
 def resolve_fp8(raw: Mapping[str, Any] | None) -> Fp8Config | None:

@@ -9,7 +9,7 @@ import torch
 from engine.attention.base import AttentionBackend
 from engine.core.errors import ConfigError
 from engine.distributed.group import TpGroup
-from engine.layers.fp8_config import ON_LOAD, QUANTIZATIONS, Fp8Config
+from engine.layers.fp8_config import ON_LOAD, QUANTIZATIONS, Fp8Config, check_on_gpu
 from engine.layers.moe_config import check_expert_split
 from engine.layers.sharding import check_tp_size
 from engine.models.config import DTYPES, ModelConfig
@@ -62,6 +62,8 @@ def build_model(
         raise ConfigError("max_model_len", max_position, f"the model reaches {limit} positions")
     if fused is None:
         fused = device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    if fused:
+        check_on_gpu(config.fp8)
     with torch.no_grad():
         model = Decoder(
             config,

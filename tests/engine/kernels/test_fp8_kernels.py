@@ -113,7 +113,7 @@ def test_grouped_products_equal_those_of_the_dequantised_numbers(block):
 
 
 def test_rows_beyond_whole_steps_are_not_left_to_the_library(monkeypatch):
-    """The library was seen to take multiples of 16 rows; others are cut."""
+    """The library was seen to take multiples of 16 rows, and of 4 blocks a row; others are cut."""
     torch.manual_seed(4)
     seen = []
 
@@ -124,10 +124,11 @@ def test_rows_beyond_whole_steps_are_not_left_to_the_library(monkeypatch):
 
     monkeypatch.setattr(fp8_product, "has_library_blocks", lambda device: True)
     monkeypatch.setattr(fp8_product, "library_block_product", library)
-    weight, scale = matrix((128, 256), (128, 128))
-    matrix_of = Fp8Matrix(weight, scale, (128, 128), fused=False)
-    for rows, whole in ((16, None), (32, 32), (37, 32)):
-        x = quantise_rows(torch.randn(rows, 256, device=DEVICE), 128)
+    cases = ((16, 512, None), (32, 512, 32), (37, 512, 32), (32, 384, None), (32, 640, None))
+    for rows, columns, whole in cases:
+        weight, scale = matrix((128, columns), (128, 128))
+        matrix_of = Fp8Matrix(weight, scale, (128, 128), fused=False)
+        x = quantise_rows(torch.randn(rows, columns, device=DEVICE), 128)
         args = (x.values, x.scale, weight, scale, (128, 128), torch.bfloat16)
         out = fp8_product.fp8_product(*args)
         expected = matrix_of.product(QuantisedRows(x.values, x.scale, torch.bfloat16))

@@ -181,6 +181,13 @@ def test_blocks_that_do_not_fit_the_matrices_are_refused(tmp_path):
         load(folder)
 
 
+def test_blocks_that_the_matrix_units_cannot_take_are_refused_for_a_gpu(tmp_path):
+    plain = saved(hf_model("Qwen3", num_attention_heads=4, intermediate_size=96), tmp_path / "p")
+    folder = quantised_checkpoint(plain, tmp_path / "fp8", "block")
+    with pytest.raises(UnsupportedModel, match=r"weight_block_size=\[16, 16\].*least 32 columns"):
+        load(folder, fused=True)
+
+
 def test_the_option_names_what_it_takes(tmp_path):
     with pytest.raises(ConfigError, match="quantization"):
         LLM(str(tmp_path), quantization="awq")
