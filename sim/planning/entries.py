@@ -60,13 +60,22 @@ class Entry:
         found = [seed.tested[seed.low] for seed in self.seeds if seed.low is not None]
         return found or self.at_rate
 
+    @property
+    def guessed(self) -> float:
+        """Largest share of a run's steps at the capacity outside the range of its cost model."""
+        return max((run.outside for run in self.runs_at_capacity()), default=0.0)
+
+    @property
+    def guesses(self) -> bool:
+        """Whether that share is too large for an answer."""
+        return self.guessed > MAX_OUTSIDE
+
     def refuse_guesses(self) -> None:
         """Fails a configuration whose runs left the range that its cost model was fitted in."""
-        outside = max((run.outside for run in self.runs_at_capacity()), default=0.0)
-        if outside > MAX_OUTSIDE and self.failure is None:
+        if self.guesses and self.failure is None:
             self.failure = (
-                f"{outside:.1%} of the steps at its capacity lie outside the calibrated range, at"
-                f" most {MAX_OUTSIDE:.0%} may; use another cost model, such as roofline"
+                f"{self.guessed:.1%} of the steps at its capacity lie outside the calibrated range,"
+                f" at most {MAX_OUTSIDE:.0%} may; use another cost model, such as roofline, or auto"
             )
 
     def complete_runs(self) -> list[TrialResult]:

@@ -3,44 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 
 from engine.core.errors import InputError
-from sim.planning.capacity import SeedCapacity, check_around, resume, rounded, search_seed
+from sim.planning.capacity import rounded
 from sim.planning.confirm import confirm
 from sim.planning.entries import Entry, ranked, score
-from sim.planning.interleave import Driver, Failure, Search, T
+from sim.planning.fallback import unlike_costs
+from sim.planning.finder import Finder
+from sim.planning.interleave import Failure
 from sim.planning.result import Plan
-from sim.planning.sampling import Source
 from sim.planning.sizing import rate_check, size_search, variants
 from sim.planning.space import Candidate, all_choices, candidate_of, impossible, merge_equal
-from sim.planning.study import AUTO, Study
+from sim.planning.study import AUTO
 from sim.planning.tpe import sample_with_tpe
-from sim.planning.trial import Trial, TrialResult
 
-_SEEDS_PER_STUDY = 1000
 # Of the seeds of a study these begin the ones for long runs, which no search may have seen.
 _FIRST_CHECK, _LONG_SEARCH, _SECOND_CHECK = 500, 600, 700
-_COARSE = 0.05
 _MAX_ROUNDS = 6
-# The saturated throughput is only where a search begins, so a shorter run will do.
-_SATURATED = 0.25
-_CURVE = (0.5, 0.75, 1.1, 1.3)
 
 
-class Planner:
+class Planner(Finder):
     """Carries out one study with a driver; `say` is told what happens next."""
-
-    def __init__(
-        self, study: Study, source: Source, driver: Driver, say: Callable[[str], None]
-    ) -> None:
-        self._study, self._source, self._driver, self._say = study, source, driver, say
-        self._search = study.search
-        self._warnings: dict[str, None] = {}
-        first = study.search.seed * _SEEDS_PER_STUDY
-        self._seeds = range(first, first + study.search.seeds)
-        self._first_seed = first
 
     def plan(self) -> Plan:
         """Searches, ranks and confirms.
@@ -51,7 +35,7 @@ class Planner:
         possible, left_out = self._sorted_out()
         auto = AUTO in self._study.axes.get("replicas", ())
         if self._study.objective.kind == "min_cost" and not auto:
-            entries = self._check_at_rate(possible)
+            entries = self.check_at_rate(possible)
         else:
             entries = self._first_look(possible)
             entries = self._refine(entries)
@@ -65,45 +49,10 @@ class Planner:
                     break
                 self._confirm(plan.best)
                 self._rank_anew(plan)
-        self._draw_curves(plan.entries)
-        plan.warnings = list(self._warnings)
+        self.draw_curves(plan.entries)
+        unlike = unlike_costs(plan.entries)
+        plan.warnings = [*self._warnings, *([unlike] if unlike else [])]
         return plan
-
-    # Parts ----------------------------------------------------------------------------------
-
-    def trial(self, candidate: Candidate, rate: float | None, seed: int, factor: float) -> Trial:
-        """A run; `factor` lengthens it."""
-        search = self._search
-        if rate is None:
-            factor *= _SATURATED
-        count = math.ceil(search.requests * candidate.num_fronts * factor)
-        base = self._source.base
-        if base is not None and base.hashed is not None and count > len(base):
-            count = len(base)
-            self._warnings[
-                f"{base.name} has {count} requests, and their prefixes cannot be repeated: runs"
-                " that need more take them all, so that seeds differ in drawn arrivals only"
-            ] = None
-        return Trial(
-            candidate,
-            rate,
-            seed,
-            count,
-            self._study.slo,
-            self._study.link,
-            search.warmup,
-            search.cooldown,
-        )
-
-    def _maker(
-        self, candidate: Candidate, factor: float = 1.0
-    ) -> Callable[[float | None, int], Trial]:
-        return lambda rate, seed: self.trial(candidate, rate, seed, factor)
-
-    def _run(self, searches: Sequence[tuple[str, Search[T]]]) -> list[T | Failure]:
-        return self._driver.run(searches)
-
-    # Stages ---------------------------------------------------------------------------------
 
     def _sorted_out(self) -> tuple[list[Candidate], list[tuple[Candidate, str]]]:
         study = self._study
@@ -125,80 +74,16 @@ class Planner:
 
     def _first_look(self, candidates: list[Candidate]) -> list[Entry]:
         if self._search.method == "tpe":
-            return sample_with_tpe(self._study, candidates, self._look)
+            return sample_with_tpe(self._study, candidates, self.look)
         self._say(f"first look at {len(candidates)} configurations")
-        return self._look(candidates)
-
-    def _look(self, candidates: Sequence[Candidate]) -> list[Entry]:
-        coarse = max(_COARSE, self._search.tolerance)
-        searches = [
-            (one.name, search_seed(self._maker(one), self._seeds[0], coarse)) for one in candidates
-        ]
-        return [
-            _entry(candidate, answer)
-            for candidate, answer in zip(candidates, self._run(searches), strict=True)
-        ]
+        return self.look(candidates)
 
     def _refine(self, entries: list[Entry]) -> list[Entry]:
         best = [one for one in ranked(entries, self._study) if one.answered]
         best = best[: self._search.keep]
         self._say(f"refining {len(best)} of {len(entries)} with {len(self._seeds)} seeds")
-        self._find_capacities([(entry, None) for entry in best])
+        self.find_capacities([(entry, None) for entry in best])
         return entries
-
-    def _find_capacities(
-        self,
-        wanted: Sequence[tuple[Entry, float | None]],
-        factor: float = 1.0,
-        seeds: range | None = None,
-    ) -> None:
-        """Finds the capacity of each with all seeds, near the start where one is given."""
-        searches, owners = [], []
-        seeds = self._seeds if seeds is None else seeds
-        for entry, start in wanted:
-            candidate = entry.candidate
-            make, tolerance = self._maker(candidate, factor), self._search.tolerance
-            around = start or entry.capacity
-            assert around is not None
-            others = resume(make, seeds[1:], rounded(around), tolerance)
-            first = search_seed(make, seeds[0], tolerance, start, 1 + 1.5 * tolerance)
-            if start is None:
-                first = search_seed(make, seeds[0], tolerance)  # goes on from the first look
-            for search in (first, *others):
-                searches.append((candidate.name, search))
-                owners.append(entry)
-        answers = self._run(searches)
-        for entry, _ in wanted:
-            entry.seeds = []
-        for entry, answer in zip(owners, answers, strict=True):
-            _add(entry, answer)
-        for entry, _ in wanted:
-            entry.refuse_guesses()
-        self._look_around([entry for entry, _ in wanted if entry.answered], factor)
-
-    def _look_around(self, entries: Sequence[Entry], factor: float) -> None:
-        """Tests rates below and above the capacity with the first seed."""
-        before = [entry.seeds[0].rate for entry in entries]
-        searches = [
-            (
-                entry.candidate.name,
-                check_around(
-                    self._maker(entry.candidate, factor), entry.seeds[0], self._search.tolerance
-                ),
-            )
-            for entry in entries
-        ]
-        for entry, rate, answer in zip(entries, before, self._run(searches), strict=True):
-            if isinstance(answer, Failure):
-                entry.notes.append(f"rates around the capacity were not tested: {answer.reason}")
-                continue
-            if entry.seeds[0].rate != rate:
-                entry.notes.append(
-                    f"not monotone: a rate below {rate:.4g} missed the SLO, so seed"
-                    f" {entry.seeds[0].seed} counts with {entry.seeds[0].rate or 0:.4g}"
-                )
-            for island in entry.seeds[0].islands:
-                entry.notes.append(f"not monotone: {island:.4g} met the SLO again")
 
     def _size(self, entries: Sequence[Entry]) -> list[Entry]:
         """Fleet sizes for the objective's rate, for each router."""
@@ -212,33 +97,13 @@ class Planner:
             assert entry.capacity is not None
             for variant in variants(study, entry.candidate):
                 search = size_search(
-                    self._maker, variant, rate, entry.capacity, self._seeds, study.objective
+                    self.maker, variant, rate, entry.capacity, self._seeds, study.objective
                 )
                 searches.append((variant.name, search))
-        for answer in self._run(searches):
+        for answer in self.run(searches):
             if not isinstance(answer, Failure):
                 found += answer
-        for entry in found:
-            entry.refuse_guesses()
-        return merge_entries(found)
-
-    def _check_at_rate(self, candidates: Sequence[Candidate]) -> list[Entry]:
-        rate = self._study.objective.rate
-        assert rate is not None
-        self._say(f"testing {len(candidates)} configurations at {rate:g}")
-        searches = [
-            (one.name, rate_check(self._maker(one), rate, self._seeds)) for one in candidates
-        ]
-        entries = []
-        for candidate, answer in zip(candidates, self._run(searches), strict=True):
-            entry = Entry(candidate)
-            if isinstance(answer, Failure):
-                entry.failure = answer.reason
-            else:
-                entry.at_rate = answer
-                entry.refuse_guesses()
-            entries.append(entry)
-        return entries
+        return merge_entries(self.without_guesses(found))
 
     def _settle_best(self, plan: Plan) -> None:
         """For `min_cost`: the capacity of the cheapest, which must exceed the rate for sure."""
@@ -249,7 +114,7 @@ class Planner:
         while (best := plan.best) is not None:
             if len(best.seeds) < 2:
                 self._say(f"capacity of {best.candidate.name}")
-                self._find_capacities([(best, rounded(0.97 * (best.hint or 1.1 * rate)))])
+                self.find_capacities([(best, rounded(0.97 * (best.hint or 1.1 * rate)))])
             interval = best.interval(study)
             if interval is None or interval.low >= rate:
                 break
@@ -271,12 +136,11 @@ class Planner:
             assert rate is not None
             if entry.capacity is not None:
                 hint = entry.capacity * larger.replicas / entry.candidate.replicas
-            search = rate_check(self._maker(larger), rate, self._seeds)
-            (answer,) = self._run([(larger.name, search)])
+            search = rate_check(self.maker(larger), rate, self._seeds)
+            (answer,) = self.run([(larger.name, search)])
             if not isinstance(answer, Failure):
                 grown = Entry(larger, at_rate=answer, hint=hint)
-                grown.refuse_guesses()
-                plan.entries.append(grown)
+                plan.entries += self.without_guesses([grown])
         plan.entries = ranked(plan.entries, study)
 
     def _confirm(self, entry: Entry) -> None:
@@ -286,11 +150,11 @@ class Planner:
         known = entry.searched
         begin = self._first_seed + (_FIRST_CHECK if known is None else _SECOND_CHECK)
         entry.confirmation = confirm(
-            self._maker(entry.candidate, self._search.verify_factor),
+            self.maker(entry.candidate, self._search.verify_factor),
             entry.capacity,
             known or entry.capacity,
             range(begin, begin + self._search.verify_seeds),
-            self._run,
+            self.run,
             entry.candidate.name,
         )
         confirmation = entry.confirmation
@@ -306,7 +170,7 @@ class Planner:
         begin = self._first_seed + _LONG_SEARCH
         long = Entry(entry.candidate)
         seeds = range(begin, begin + max(2, search.verify_seeds))
-        self._find_capacities([(long, rounded(capacity))], search.verify_factor, seeds)
+        self.find_capacities([(long, rounded(capacity))], search.verify_factor, seeds)
         if long.failure is not None:
             entry.notes.append(f"no capacity by long runs: {long.failure}")
             return
@@ -330,26 +194,8 @@ class Planner:
             if not rivals:
                 break
             self._say(f"refining {rivals[0].candidate.name}, now the best by its first look")
-            self._find_capacities([(rivals[0], None)])
+            self.find_capacities([(rivals[0], None)])
             plan.entries = ranked(plan.entries, self._study)
-
-    def _draw_curves(self, entries: Sequence[Entry]) -> None:
-        """Whole runs on both sides of the capacity, for the plots."""
-        wanted = [one for one in entries if len(one.seeds) > 1 and one.answered]
-        if not wanted:
-            return
-        self._say("drawing curves")
-        searches = [(one.candidate.name, self._curve(one)) for one in wanted]
-        for entry, answer in zip(wanted, self._run(searches), strict=True):
-            if not isinstance(answer, Failure):
-                entry.curve = answer
-
-    def _curve(self, entry: Entry) -> Search[list[TrialResult]]:
-        assert entry.capacity is not None
-        make, seed = self._maker(entry.candidate), self._seeds[0]
-        rates = [rounded(entry.capacity * factor) for factor in _CURVE]
-        results = yield [replace(make(rate, seed), early_stop=False) for rate in rates]
-        return list(results)
 
 
 def merge_entries(entries: Iterable[Entry]) -> list[Entry]:
@@ -358,17 +204,3 @@ def merge_entries(entries: Iterable[Entry]) -> list[Entry]:
     for entry in entries:
         merged.setdefault(entry.candidate, entry)
     return list(merged.values())
-
-
-def _entry(candidate: Candidate, answer: SeedCapacity | Failure) -> Entry:
-    entry = Entry(candidate)
-    _add(entry, answer)
-    entry.refuse_guesses()
-    return entry
-
-
-def _add(entry: Entry, answer: SeedCapacity | Failure) -> None:
-    if isinstance(answer, Failure):
-        entry.failure = answer.reason
-    else:
-        entry.seeds.append(answer)
