@@ -51,7 +51,8 @@ SCOPES = {
             "properties/tests/test_horizon.py",
             "properties/tests/test_sizes.py",
             *[f"tests/engine/core/test_{name}.py" for name in (
-                "block_pool", "decode_runs", "plans", "scenarios", "scheduler", "tokens")],
+                "block_pool", "decode_runs", "plans", "rare_steps", "scenarios", "scheduler",
+                "tokens")],
         ),
         "server",
     ),

@@ -81,3 +81,18 @@ def test_any_part_of_several_spans_is_cut_out(start):
     for stop in range(start, 12):
         assert prompt.tokens(start, stop).tolist() == tokens[start:stop]
     assert prompt.tokens(start, 0).tolist() == []
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, -1, -2])
+def test_slices_are_those_of_a_list(step):
+    prompt = Prompt.from_spans([range(5, 9), array("q", [3, 3, 8]), range(1, 4)])
+    tokens = list(prompt)
+    for start in (None, 0, 1, 4, 9, 12, -3, -11):
+        for stop in (None, 0, 2, 7, 10, 15, -1, -10):
+            key = slice(start, stop, step)
+            assert list(prompt[key]) == tokens[key], key
+
+
+def test_a_prompt_tells_its_size_and_spans():
+    assert repr(Prompt()) == repr(Prompt(range(0))) == "Prompt(0 tokens in 0 spans)"
+    assert repr(Prompt.from_spans([range(5, 9), range(20, 22)])) == "Prompt(6 tokens in 2 spans)"
