@@ -68,6 +68,15 @@ class Interval:
     low: float
     high: float
 
+    @property
+    def half(self) -> float:
+        """Half of its width."""
+        return (self.high - self.low) / 2 if self.low else self.high - self.mean
+
+    def is_useful(self, width: float) -> bool:
+        """Whether half of it is at most this share of the mean."""
+        return self.half <= width * self.mean * (1 + 1e-9)
+
 
 def interval_of(rates: Sequence[float], confidence: float, tolerance: float) -> Interval:
     """Student's interval of the mean, widened by half of the bisection's last bracket."""
@@ -77,6 +86,19 @@ def interval_of(rates: Sequence[float], confidence: float, tolerance: float) -> 
         quantile = student_quantile(confidence, len(rates) - 1)
         half += quantile * statistics.stdev(rates) / math.sqrt(len(rates))
     return Interval(mean, max(0.0, mean - half), mean + half)
+
+
+def is_beaten(rates: Sequence[float], best: Sequence[float], confidence: float) -> bool:
+    """Whether a configuration's scores are below the best's for sure, by seeds that both have seen.
+
+    A seed stands for the same requests in both, so that the differences vary less than the rates.
+    """
+    pairs = [one - other for one, other in zip(rates, best, strict=False)]
+    if len(pairs) < 2:
+        return False
+    quantile = student_quantile(confidence, len(pairs) - 1)
+    error = quantile * statistics.stdev(pairs) / math.sqrt(len(pairs))
+    return statistics.fmean(pairs) + error < 0
 
 
 def rounded(rate: float) -> float:

@@ -11,6 +11,7 @@ from sim.planning.interleave import Failure, Search, T
 from sim.planning.trial import Trial, TrialResult
 
 BELOW, ABOVE = 0.97, 1.05
+_LEAST = 0.1
 Make = Callable[[float | None, int], Trial]
 
 
@@ -24,7 +25,7 @@ class Run(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """Long runs below and above a capacity.
+    """Long runs below and above a capacity: at 0.97 and 1.05 times it, or outside its interval.
 
     `capacity` is the one that these runs are about. It differs from the first search's, `searched`,
     if long runs contradicted that one.
@@ -58,16 +59,27 @@ class Confirmation:
         below = sum(run.met for run in self.below)
         above = sum(not run.met for run in self.above)
         return (
-            f"SLO met in {below} of {len(self.below)} at {BELOW:g} x, missed in"
-            f" {above} of {len(self.above)} at {ABOVE:g} x"
+            f"SLO met in {below} of {len(self.below)} at {self.below[0].rate or 0:.4g}, missed in"
+            f" {above} of {len(self.above)} at {self.above[0].rate or 0:.4g}"
         )
 
 
 def confirm(
-    make: Make, capacity: float, searched: float, seeds: Sequence[int], run: Run, name: str
+    make: Make,
+    capacity: float,
+    bounds: tuple[float, float],
+    searched: float,
+    seeds: Sequence[int],
+    run: Run,
+    name: str,
 ) -> Confirmation:
-    """Runs each of `seeds` below and above a capacity."""
-    rates = (rounded(BELOW * capacity), rounded(ABOVE * capacity))
+    """Runs each of `seeds` below and above a capacity, and outside the bounds of its interval."""
+    low, high = bounds
+    least = _LEAST * capacity  # an interval down to 0 has no rate below it
+    rates = (
+        rounded(max(least, min(BELOW * capacity, low))),
+        rounded(max(ABOVE * capacity, high)),
+    )
 
     def both() -> Search[list[TrialResult]]:
         results = yield [make(rate, seed) for rate in rates for seed in seeds]

@@ -23,7 +23,8 @@ class Entry:
     `at_rate` are runs at the objective's rate, `curve` runs that only the plots need; `failure`
     says why there is no answer. `uncertain` ones serve the rate in the runs at it, but their
     capacity is not above it for sure. `hint` is a guess of the capacity. `searched` is the capacity
-    of the first search, if long runs have contradicted it and `seeds` are theirs.
+    of the first search, if long runs have contradicted it and `seeds` are theirs. The runs of the
+    first search had at least `stretch` times as many requests as the study asks for.
     """
 
     candidate: Candidate
@@ -34,6 +35,7 @@ class Entry:
     uncertain: bool = False
     hint: float | None = None
     searched: float | None = None
+    stretch: float = 1.0
     confirmation: Confirmation | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -54,6 +56,17 @@ class Entry:
         if len(rates) < 2 or len(rates) < len(self.seeds):
             return None
         return interval_of(rates, study.search.confidence, study.search.tolerance)
+
+    @property
+    def unsteady(self) -> TrialResult | None:
+        """A run at the capacity that was too short for its slowest process, if one was."""
+        short = (run for run in self.runs_at_capacity() if not run.steady)
+        return max(short, key=lambda run: run.scale_s, default=None)
+
+    def scores(self, study: Study) -> list[float]:
+        """What it is ranked by, for each seed."""
+        mean = self.capacity
+        return [] if mean is None else [score(self, study) / mean * rate for rate in self.rates]
 
     def runs_at_capacity(self) -> list[TrialResult]:
         """Of each seed the run at the highest rate that met the SLO, or those at the rate."""

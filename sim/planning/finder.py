@@ -6,8 +6,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from sim.planning.capacity import SeedCapacity, check_around, resume, rounded, search_seed
-from sim.planning.entries import Entry
+from sim.planning.capacity import (
+    SeedCapacity,
+    check_around,
+    is_beaten,
+    resume,
+    rounded,
+    search_seed,
+)
+from sim.planning.entries import Entry, ranked
 from sim.planning.fallback import fall_back
 from sim.planning.interleave import Driver, Failure, Search, T
 from sim.planning.sampling import Source
@@ -20,6 +27,7 @@ _SEEDS_PER_STUDY = 1000
 _COARSE = 0.05
 # The saturated throughput is only where a search begins, so a shorter run will do.
 _SATURATED = 0.25
+_MORE_SEEDS = 2
 _CURVE = (0.5, 0.75, 1.1, 1.3)
 
 
@@ -58,6 +66,8 @@ class Finder:
             self._study.link,
             search.warmup,
             search.cooldown,
+            multiple=search.multiple,
+            most_requests=math.ceil(search.requests * candidate.num_fronts * search.longest),
         )
 
     def maker(
@@ -96,38 +106,83 @@ class Finder:
         self,
         wanted: Sequence[tuple[Entry, float | None]],
         factor: float = 1.0,
-        seeds: range | None = None,
+        first_seed: int | None = None,
     ) -> None:
-        """Finds the capacity of each with all seeds, near the start where one is given."""
-        searches, owners = [], []
-        seeds = self._seeds if seeds is None else seeds
-        for entry, start in wanted:
-            candidate = entry.candidate
-            make, tolerance = self.maker(candidate, factor), self._search.tolerance
-            around = start or entry.capacity
-            assert around is not None
-            others = resume(make, seeds[1:], rounded(around), tolerance)
-            first = search_seed(make, seeds[0], tolerance, start, 1 + 1.5 * tolerance)
-            if start is None:
-                first = search_seed(make, seeds[0], tolerance)  # goes on from the first look
-            for search in (first, *others):
-                searches.append((candidate.name, search))
-                owners.append(entry)
-        answers = self.run(searches)
+        """Finds the capacity of each with as many seeds as it takes, or as the study allows.
+
+        The search is near the start where one is given. All of the wanted have runs as long as
+        that one needs whose slowest process is the longest, so that they meet the same requests.
+        """
+        begin = self._first_seed if first_seed is None else first_seed
+        starts = [start or entry.capacity for entry, start in wanted]
+        lengths = [self._lengthened(entry) for entry, _ in wanted]
+        lengthened = max([factor, *lengths])
+        num_seeds = self._search.seeds
         for entry, _ in wanted:
-            entry.seeds = []
-        for entry, answer in zip(owners, answers, strict=True):
-            _add(entry, answer)
+            entry.seeds, entry.stretch = [], lengthened
+        self._add_seeds([entry for entry, _ in wanted], starts, begin, num_seeds, lengthened)
         again = []
-        for entry, start in wanted:
+        for (entry, _), start in zip(wanted, starts, strict=True):
             around = entry.capacity or start
             entry.refuse_guesses()
             if fall_back(entry):
                 again.append((entry, around))
         fine = [entry for entry, _ in wanted if entry.answered]
         if again:
-            self.find_capacities(again, factor, seeds)
-        self._look_around(fine, factor)
+            self.find_capacities(again, factor, first_seed)
+        self._look_around(fine, lengthened)
+        self._sharpen(fine, begin, lengthened)
+
+    def _lengthened(self, entry: Entry) -> float:
+        """How many times as many requests as the study asks for its runs turned out to need."""
+        asked = math.ceil(self._search.requests * entry.candidate.num_fronts)
+        return max((run.num_requests for run in entry.runs_at_capacity()), default=asked) / asked
+
+    def _add_seeds(
+        self,
+        entries: Sequence[Entry],
+        starts: Sequence[float | None],
+        begin: int,
+        count: int,
+        factor: float,
+    ) -> None:
+        """Searches with the next `count` seeds of each, from `begin` on."""
+        searches, owners = [], []
+        tolerance = self._search.tolerance
+        for entry, start in zip(entries, starts, strict=True):
+            assert start is not None
+            first = begin + len(entry.seeds)
+            make = self.maker(entry.candidate, factor)
+            for search in resume(make, range(first, first + count), rounded(start), tolerance):
+                searches.append((entry.candidate.name, search))
+                owners.append(entry)
+        for entry, answer in zip(owners, self.run(searches), strict=True):
+            _add(entry, answer)
+
+    def _sharpen(self, entries: Sequence[Entry], begin: int, factor: float) -> None:
+        """Adds seeds to what may be the best, until its interval is useful or none are left."""
+        study, search = self._study, self._search
+        while True:
+            answered = ranked([entry for entry in entries if entry.answered], study)
+            wide = [
+                entry
+                for entry in answered
+                if len(entry.seeds) < search.max_seeds
+                and not self._is_sharp(entry)
+                and not is_beaten(entry.scores(study), answered[0].scores(study), search.confidence)
+            ]
+            if not wide:
+                return
+            count = min(_MORE_SEEDS, search.max_seeds - max(len(entry.seeds) for entry in wide))
+            self._say(
+                f"{count} more seeds for {len(wide)} of {len(entries)}:"
+                f" {wide[0].candidate.name} has {len(wide[0].seeds)}"
+            )
+            self._add_seeds(wide, [entry.capacity for entry in wide], begin, count, factor)
+
+    def _is_sharp(self, entry: Entry) -> bool:
+        interval = entry.interval(self._study)
+        return interval is None or interval.is_useful(self._search.width)
 
     def _look_around(self, entries: Sequence[Entry], factor: float) -> None:
         """Tests rates below and above the capacity with the first seed."""
@@ -200,7 +255,7 @@ class Finder:
 
     def _curve(self, entry: Entry) -> Search[list[TrialResult]]:
         assert entry.capacity is not None
-        make, seed = self.maker(entry.candidate), self._seeds[0]
+        make, seed = self.maker(entry.candidate, entry.stretch), self._seeds[0]
         rates = [rounded(entry.capacity * factor) for factor in _CURVE]
         results = yield [replace(make(rate, seed), early_stop=False) for rate in rates]
         return list(results)

@@ -11,6 +11,7 @@ import numpy as np
 from sim.metrics.percentiles import gap_percentiles, percentiles
 from sim.metrics.requests import COMPLETED, PENDING, Ledger
 from sim.metrics.stability import is_closed_loop
+from sim.metrics.steady import mser5
 from sim.metrics.token_gaps import GapPool
 from sim.planning.study import METRICS, ShareGoal, Slo
 from sim.workloads.table import Workload
@@ -40,6 +41,10 @@ class Verdict:
         return self.worst is not None and self.worst <= 1
 
 
+# A warm-up that is found may take this share of a run.
+MOST_WARMUP = 0.25
+
+
 def measured_rows(num_rows: int, warmup: float, cooldown: float) -> tuple[int, int]:
     """First and behind the last row that the SLO is about."""
     first = math.floor(num_rows * warmup)
@@ -53,10 +58,30 @@ class Judge:
         self, workload: Workload, slo: Slo, warmup: float, cooldown: float, miss_rejected: bool
     ) -> None:
         self.first, self.stop = measured_rows(len(workload), warmup, cooldown)
+        # The earliest row that is measured whatever warm-up the run shows.
+        self._certain = max(self.first, math.floor(len(workload) * MOST_WARMUP))
         self._slo, self._miss_rejected = slo, miss_rejected
         self._outputs = _column(workload.output_tokens)[self.first : self.stop]
         self.num_measured = self.stop - self.first
         self.closed_loop = is_closed_loop(workload)
+
+    def cut_warmup(self, ledger: Ledger) -> None:
+        """Leaves out the rows that MSER-5 finds to be warm-up, beyond the share of the study.
+
+        Of the series that a limit of single requests is about, the one that settles last decides.
+        """
+        status = np.frombuffer(ledger.status, dtype=np.int8)[: self.stop]
+        done = np.flatnonzero(status == COMPLETED)
+        arrival, first, finish = (
+            _column(column)[done].astype(float)
+            for column in (ledger.arrival_ns, ledger.first_token_ns, ledger.finish_ns)
+        )
+        most = int(np.searchsorted(done, self._certain))
+        cuts = [mser5(first - arrival, most), mser5(finish - arrival, most)]
+        begin = int(done[max(cuts)]) if len(done) else 0
+        first_row = min(max(self.first, begin), self.stop - 1)
+        self._outputs = self._outputs[first_row - self.first :]
+        self.first, self.num_measured = first_row, self.stop - first_row
 
     def latencies_ms(self, ledger: Ledger) -> dict[str, Column]:
         """Latencies of the measured requests; a rejected one counts as infinite, or not at all."""
@@ -109,16 +134,17 @@ class Judge:
 
     def good_share(self, ledger: Ledger) -> float:
         """Share of the measured requests that keep every limit of a single request."""
-        bad = self._broken(ledger, None)
+        bad = self._broken(ledger)
         return 1.0 - float(np.logical_or.reduce(list(bad.values())).mean()) if bad else 1.0
 
     def hopeless(self, ledger: Ledger, now_ns: int) -> str | None:
         """The limit that is certain to be missed whatever comes, or None."""
-        broken = self._broken(ledger, now_ns)
+        # Rows that the warm-up might still take cannot decide.
+        broken = self._slo.request_limits_ms()
         for limit in self._slo.limits:
             if limit.percentile is None or limit.metric not in broken:
                 continue
-            over = self._over(ledger, now_ns, limit.metric, limit.limit_ms)
+            over = self._late(self._over(ledger, now_ns, limit.metric, limit.limit_ms))
             count = self.num_measured
             if limit.metric == "tpot":
                 count = int((self._outputs > 1).sum())
@@ -134,11 +160,16 @@ class Judge:
 
     def _goal_misses(self, goal: ShareGoal, ledger: Ledger, now_ns: int | None) -> int:
         masks = [self._over(ledger, now_ns, metric, ms) for metric, ms in goal.limits_ms.items()]
-        return int(np.logical_or.reduce(masks).sum())
+        over = np.logical_or.reduce(masks)
+        return int((over if now_ns is None else self._late(over)).sum())
 
-    def _broken(self, ledger: Ledger, now_ns: int | None) -> dict[str, Column]:
+    def _late(self, mask: Column) -> Column:
+        late: Column = mask[self._certain - self.first :]
+        return late
+
+    def _broken(self, ledger: Ledger) -> dict[str, Column]:
         limits = self._slo.request_limits_ms()
-        return {name: self._over(ledger, now_ns, name, ms) for name, ms in limits.items()}
+        return {name: self._over(ledger, None, name, ms) for name, ms in limits.items()}
 
     def _over(self, ledger: Ledger, now_ns: int | None, metric: str, limit_ms: float) -> Column:
         """Which measured requests are certain to be over a limit.

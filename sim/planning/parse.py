@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from engine.arguments.option import Option
@@ -16,6 +16,7 @@ from sim.planning.study import (
     CONFIDENCES,
     METHODS,
     METRICS,
+    MOST_SEEDS,
     OBJECTIVES,
     ON_OVERSIZE,
     AxisValue,
@@ -35,6 +36,7 @@ from sim.workloads.servegen import is_servegen
 
 # The short keys of a generator's lengths, beside those of the command line.
 _SHORT = {"prompt": "prompt_len", "output": "output_len"}
+_FEW_SEEDS = ("seeds", "max_seeds", "verify_seeds")
 _PARAMETERS = ("prompt_len", "output_len", "burstiness", "think_s", "turns", "shared_prefix")
 
 
@@ -231,21 +233,33 @@ def _link(node: Node) -> KvLink:
 
 def _search(node: Node) -> SearchSpec:
     keys = node.keys([field.name for field in fields(SearchSpec)])
-    least = {"trials": 1, "seed": 0, "seeds": 2, "requests": 200, "keep": 1, "verify_seeds": 0}
+    least = {"trials": 1, "seed": 0, "seeds": 2, "max_seeds": 2, "requests": 200, "keep": 1,
+             "verify_seeds": 0}  # fmt: skip
     found: dict[str, AxisValue] = {}
     for key, entry in keys.items():
         if key == "method":
             found[key] = entry.choice(METHODS)
         elif key in least:
             found[key] = entry.integer(least[key])
+            if key in _FEW_SEEDS and int(str(found[key])) > MOST_SEEDS:
+                raise entry.error(f"must be at most {MOST_SEEDS}")
         elif key == "confidence":
             if entry.value not in CONFIDENCES:
                 raise entry.error(f"must be one of {', '.join(map(str, CONFIDENCES))}")
             found[key] = entry.number(0, 1)
-        elif key == "verify_factor":
+        elif key == "width":
+            found[key] = entry.number(0.001, 0.5, closed=True)
+        elif key == "multiple":
+            found[key] = entry.number(0, closed=True)
+        elif key in ("verify_factor", "longest"):
             found[key] = entry.number(1, closed=True)
         elif key == "tolerance":
             found[key] = entry.number(0.001, 0.5, closed=True)
         else:
             found[key] = entry.number(0, 0.45, closed=True)
-    return SearchSpec(**found)  # type: ignore[arg-type]
+    spec = SearchSpec(**found)  # type: ignore[arg-type]
+    if spec.seeds > spec.max_seeds:
+        if "max_seeds" in keys:
+            raise keys["max_seeds"].error(f"must be at least the {spec.seeds} of seeds")
+        return replace(spec, max_seeds=spec.seeds)
+    return spec

@@ -84,6 +84,7 @@ def answer(plan: Plan) -> str:
     spread = "one seed"
     if interval is not None:
         spread = f"{study.search.confidence:.0%}: {interval.low:.4g} to {interval.high:.4g}"
+        spread += f", {len(best.seeds)} seeds"
     if best.searched is not None:
         spread = f"short runs {best.searched:.4g}, {spread}"
     figure = f"{capacity:.4g} {unit} ({spread})"

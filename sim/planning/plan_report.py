@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from html import escape
 
-from sim.planning.confirm import ABOVE, BELOW
 from sim.planning.entries import Entry
 from sim.planning.plan_files import TABLE_HEADER, answer, plan_document, table_rows
 from sim.planning.result import Plan
@@ -195,7 +194,7 @@ def _confirmation(plan: Plan) -> str:
         return ""
     rows = [
         [
-            f"{factor:g} x",
+            where,
             number(run.rate),
             str(run.seed),
             number(run.num_requests),
@@ -203,10 +202,10 @@ def _confirmation(plan: Plan) -> str:
             run.binding,
             "stopped early" if run.worst is None else number(run.worst),
         ]
-        for factor, runs in ((BELOW, confirmation.below), (ABOVE, confirmation.above))
+        for where, runs in (("below", confirmation.below), ("above", confirmation.above))
         for run in runs
     ]
-    header = ("of capacity", "rate", "seed", "requests", "SLO", "nearest limit", "of its limit")
+    header = ("the interval", "rate", "seed", "requests", "SLO", "nearest limit", "of its limit")
     return html_table(header, rows)
 
 

@@ -149,9 +149,11 @@ class Planner(Finder):
         self._say(f"confirming {entry.capacity:.4g} with long runs and fresh seeds")
         known = entry.searched
         begin = self._first_seed + (_FIRST_CHECK if known is None else _SECOND_CHECK)
+        interval = entry.interval(self._study)
         entry.confirmation = confirm(
-            self.maker(entry.candidate, self._search.verify_factor),
+            self.maker(entry.candidate, self._search.verify_factor * entry.stretch),
             entry.capacity,
+            (entry.capacity, entry.capacity) if interval is None else (interval.low, interval.high),
             known or entry.capacity,
             range(begin, begin + self._search.verify_seeds),
             self.run,
@@ -169,8 +171,8 @@ class Planner(Finder):
         assert capacity is not None
         begin = self._first_seed + _LONG_SEARCH
         long = Entry(entry.candidate)
-        seeds = range(begin, begin + max(2, search.verify_seeds))
-        self.find_capacities([(long, rounded(capacity))], search.verify_factor, seeds)
+        factor = search.verify_factor * entry.stretch
+        self.find_capacities([(long, rounded(capacity))], factor, begin)
         if long.failure is not None:
             entry.notes.append(f"no capacity by long runs: {long.failure}")
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from sim.planning.confirm import Confirmation
@@ -9,6 +10,9 @@ from sim.planning.entries import Entry
 from sim.planning.sampling import Source
 from sim.planning.space import Candidate
 from sim.planning.study import Study
+
+# What a run's slowest process is called.
+_SLOW = {"session": "a session", "request": "a request", "queue": "what the queue remembers"}
 
 
 @dataclass(slots=True)
@@ -46,4 +50,26 @@ class Plan:
             return "its capacity was not found"
         if best.confirmation is None or not best.is_checked:
             return "the rounds of confirmation ended before its turn"
-        return best.confirmation.doubt
+        return best.confirmation.doubt or self._too_little(best)
+
+    def _too_little(self, best: Entry) -> str | None:
+        """Which budget ended before the capacity was known well enough, and what it would take."""
+        search, short = self.study.search, best.unsteady
+        if short is not None:
+            need = short.num_requests * search.multiple * short.scale_s / short.span_s
+            return (
+                "its runs are too short for a steady state: the slowest process,"
+                f" {_SLOW[short.scale]}, takes {short.scale_s:.3g} s, and {search.multiple:g} times"
+                f" that are about {need:,.0f} requests; search.longest allows"
+                f" {short.num_requests:,}"
+            )
+        interval = best.interval(self.study)
+        if interval is None or interval.is_useful(search.width):
+            return None
+        count = len(best.seeds)
+        need = count * (interval.half / (search.width * interval.mean)) ** 2
+        return (
+            f"its interval is wider than {search.width:.3g} of it on each side after {count}"
+            f" seeds, all that search.max_seeds allows; about {math.ceil(need)} would do, or"
+            " longer runs"
+        )

@@ -16,6 +16,8 @@ ON_OVERSIZE = ("miss", "leave_out")
 # Two-sided quantiles of Student's t need no library for these.
 CONFIDENCES = (0.9, 0.95, 0.99)
 AUTO = "auto"
+# Of each kind, so that the seeds of one kind are not those of another.
+MOST_SEEDS = 100
 
 AxisValue = str | int | float | bool | None
 
@@ -111,12 +113,18 @@ class SearchSpec:
     first `warmup` and the last `cooldown` share of them out of the SLO. `keep` configurations
     are refined with all seeds after a first look with one. A confirmation run has
     `verify_factor` times as many requests, and a seed that the search has not seen.
+
+    A run lasts for `multiple` times its slowest process, for which it is given up to `longest`
+    times as many requests. Up to `max_seeds` seeds are run until half of the interval is at most
+    `width` of the capacity.
     """
 
     method: str = "grid"
     trials: int = 20
     seed: int = 0
     seeds: int = 4
+    max_seeds: int = 16
+    width: float = 0.1
     requests: int = 2000
     warmup: float = 0.1
     cooldown: float = 0.1
@@ -125,6 +133,8 @@ class SearchSpec:
     keep: int = 3
     verify_seeds: int = 2
     verify_factor: float = 4.0
+    multiple: float = 10.0
+    longest: float = 16.0
 
 
 @dataclass(frozen=True, slots=True)

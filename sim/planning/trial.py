@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.core.errors import LockstepError
@@ -15,19 +16,25 @@ from sim.cluster.router import make_router
 from sim.cluster.server import Server
 from sim.metrics.requests import Ledger
 from sim.metrics.stability import is_stable
+from sim.metrics.steady import TimeScale, longest_scale, span_ns, thinking_ns
 from sim.planning.judge import Judge
 from sim.planning.sampling import Source
 from sim.planning.space import Candidate
 from sim.planning.study import ON_OVERSIZE, Slo
 from sim.planning.usage import usage_of
 from sim.run.deployment import num_extrapolated
+from sim.workloads.table import Workload
 
 _CHECKS_PER_RUN = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run. `rate` None sends all requests at once, to find the saturated throughput."""
+    """One run. `rate` None sends all requests at once, to find the saturated throughput.
+
+    `num_requests` is the least; a run has up to `most_requests` where it takes them to last for
+    `multiple` times its slowest process.
+    """
 
     candidate: Candidate
     rate: float | None
@@ -38,6 +45,8 @@ class Trial:
     warmup: float
     cooldown: float
     early_stop: bool = True
+    multiple: float = 0.0
+    most_requests: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +55,9 @@ class TrialResult:
 
     A run that was `stopped` early is certain to miss `binding`; its latencies and goodput are
     unknown. `worst` is the largest ratio of a latency to its limit, `outside` the share of steps
-    outside the range of the cost model. `error` is set if the run failed, and then nothing else
-    holds.
+    outside the range of the cost model. Of the `num_requests` the first `warmup_requests` were cut.
+    `steady` is False if even the longest run was too short for `scale_s`, the length of its slowest
+    process, `scale`. `error` is set if the run failed, and then nothing else holds.
     """
 
     rate: float | None
@@ -66,6 +76,10 @@ class TrialResult:
     span_s: float = 0.0
     rejected: int = 0
     outside: float = 0.0
+    warmup_requests: int = 0
+    steady: bool = True
+    scale: str = ""
+    scale_s: float = 0.0
     usage: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
 
@@ -89,12 +103,49 @@ class Worker:
             return TrialResult(trial.rate, trial.seed, trial.num_requests, error=text)
 
     def _run(self, trial: Trial) -> TrialResult:
-        workload = self._source.draw(trial.rate or 1.0, trial.num_requests, trial.seed)
-        if trial.rate is None and workload.next_row is None:
-            workload.arrival_ns = array("q", [0]) * len(workload)
+        """Runs longer and longer until the run lasts long enough, or is the longest."""
+        count, most = trial.num_requests, self._most(trial)
+        while True:
+            workload = self._draw(trial, count)
+            needed_ns = trial.multiple * thinking_ns(workload)
+            if trial.rate is None or span_ns(workload) >= needed_ns or count >= most:
+                result, scale = self._once(trial, workload)
+                if scale is None:
+                    return result
+                result = replace(result, scale=scale.name, scale_s=scale.seconds)
+                needed_ns = trial.multiple * scale.seconds * 1e9
+                if span_ns(workload) >= needed_ns:
+                    return result
+                if count >= most:
+                    return replace(result, steady=False)
+            # Doubling: most configurations then meet the same requests at the same rate.
+            doublings = math.ceil(math.log2(needed_ns / max(1, span_ns(workload))))
+            count = min(most, count * 2 ** min(20, max(1, doublings)))
+
+    def _most(self, trial: Trial) -> int:
+        base, most = self._source.base, trial.most_requests
+        if base is not None and base.hashed is not None:
+            most = min(most, len(base))
+        return max(trial.num_requests, most)
+
+    def _draw(self, trial: Trial, count: int) -> Workload:
+        workload = self._source.draw(trial.rate or 1.0, count, trial.seed)
+        if trial.rate is None:
+            arrivals = workload.arrival_ns
+            workload.arrival_ns = array("q", [min(0, time) for time in arrivals])
+            if workload.think_ns is not None:
+                workload.think_ns = array("q", [0]) * count
+        return workload
+
+    def _once(self, trial: Trial, workload: Workload) -> tuple[TrialResult, TimeScale | None]:
+        """A run, and its slowest process where the run tells; that of a miss tells nothing."""
         members = trial.candidate.members(trial.seed)
         miss = self._source.spec.on_oversize == ON_OVERSIZE[0]
-        judge = Judge(workload, trial.slo, trial.warmup, trial.cooldown, miss)
+        edge = 0.0
+        if workload.next_row is not None and trial.multiple:
+            # The last sessions go on while no new ones come, the first ones meet too few.
+            edge = min(0.25, 1 / trial.multiple)
+        judge = Judge(workload, trial.slo, max(edge, trial.warmup), max(edge, trial.cooldown), miss)
         watch = _Watch(judge, trial.early_stop and trial.rate is not None)
         simulation = FleetSimulation(
             workload,
@@ -108,7 +159,10 @@ class Worker:
         with suppress(_Enough):
             simulation.run()
         costs = [member.cost for member in members]
-        return _result(trial, watch, simulation.servers, num_extrapolated(costs))
+        result = _result(trial, watch, simulation.servers, workload, num_extrapolated(costs))
+        if trial.rate is None or not trial.multiple or not result.met:
+            return result, None
+        return result, longest_scale(workload, watch.ledger)
 
 
 class _Watch:
@@ -132,7 +186,9 @@ class _Watch:
             raise _Enough
 
 
-def _result(trial: Trial, watch: _Watch, servers: list[Server], num_outside: int) -> TrialResult:
+def _result(
+    trial: Trial, watch: _Watch, servers: list[Server], workload: Workload, num_outside: int
+) -> TrialResult:
     ledger = watch.ledger
     end_ns = max(1, max(server.stats.last_end_ns for server in servers))
     seconds = end_ns / 1e9
@@ -141,9 +197,9 @@ def _result(trial: Trial, watch: _Watch, servers: list[Server], num_outside: int
     common: dict[str, Any] = {
         "rate": trial.rate,
         "seed": trial.seed,
-        "num_requests": trial.num_requests,
+        "num_requests": len(workload),
         "stable": stable,
-        "throughput": len(completed) / seconds,
+        "throughput": sum(workload.arrival_ns[row] >= 0 for row in completed) / seconds,
         "output_tokens_per_s": sum(ledger.output_tokens[row] for row in completed) / seconds,
         "span_s": seconds,
         "rejected": sum(ledger.rejections.values()),
@@ -152,6 +208,8 @@ def _result(trial: Trial, watch: _Watch, servers: list[Server], num_outside: int
     }
     if watch.hopeless is not None:
         return TrialResult(stopped=True, binding=watch.hopeless, **common)
+    if trial.multiple:
+        watch.judge.cut_warmup(ledger)
     verdict = watch.judge.verdict(ledger, [server.stats.gaps for server in servers])
     return TrialResult(
         met=verdict.met and stable,
@@ -159,6 +217,7 @@ def _result(trial: Trial, watch: _Watch, servers: list[Server], num_outside: int
         worst=verdict.worst,
         latencies_ms=verdict.latencies_ms,
         good_share=verdict.good_share,
+        warmup_requests=watch.judge.first,
         goodput=None if trial.rate is None else verdict.good_share * trial.rate,
         **common,
     )

@@ -38,6 +38,11 @@ def folder(tmp_path, monkeypatch):
         "study.yaml": STUDY + "space: {tp: 1, tensor_parallel_size: 2}\n",
         "study2.yaml": STUDY.replace("poisson", "poisson, turns: 3") + f"space: {{{COST}}}\n",
         "study3.yaml": STUDY + f"space: {{{COST}}}\n",
+        "study5.yaml": STUDY + f"space: {{{COST}}}\nsearch: {{max_seeds: 101}}\n",
+        "study6.yaml": STUDY + f"space: {{{COST}}}\nsearch: {{seeds: 8, max_seeds: 4}}\n",
+        "study7.yaml": STUDY + f"space: {{{COST}}}\nsearch: {{multiple: -1}}\n",
+        "study8.yaml": STUDY + f"space: {{{COST}}}\nsearch: {{longest: 0.5}}\n",
+        "study9.yaml": STUDY + f"space: {{{COST}}}\nsearch: {{width: 0}}\n",
         "study4.yaml": STUDY + f"space: {{{COST}, policy: prefill_first, watermark_blocks: 4}}\n",
     }
     for name, text in texts.items():

@@ -12,7 +12,8 @@ STUDY = """
 workload: {generator: poisson, prompt: 256, output: 32}
 slo: {ttft_ms: {p90: 2000}}
 space: {cost: COST, max_num_batched_tokens: [1024, 8192], hardware: h200, model: qwen3-8b}
-search: {requests: 200, seeds: 2, keep: 2, tolerance: 0.1, verify_seeds: 0}
+search: {requests: 200, seeds: 2, max_seeds: 2, multiple: 0, keep: 2, tolerance: 0.1,
+  verify_seeds: 0}
 """
 
 

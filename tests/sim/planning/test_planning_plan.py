@@ -26,7 +26,8 @@ STUDY = """
 workload: {generator: poisson, prompt: 64, output: 16}
 slo: {ttft_ms: {p90: 100}, tpot_ms: {p90: 12}}
 space: {cost: "constant:5", max_num_seqs: [4, 8], hardware: h200, model: qwen3-0.6b}
-search: {requests: 200, seeds: 2, keep: 1, tolerance: 0.05, verify_seeds: 1, verify_factor: 2}
+search: {requests: 200, seeds: 2, max_seeds: 2, keep: 1, tolerance: 0.05, verify_seeds: 1,
+  verify_factor: 2}
 """
 MIN_COST = """
 workload: {generator: poisson, prompt: 64, output: 16}
@@ -34,7 +35,7 @@ slo: {ttft_ms: {p90: 100}}
 objective: {kind: min_cost, rate: 60}
 space: {cost: "constant:5", max_num_seqs: 4, hardware: h200, model: qwen3-0.6b, replicas: auto}
 prices: {h200: 2}
-search: {requests: 200, seeds: 2, keep: 1, tolerance: 0.1, verify_seeds: 0}
+search: {requests: 200, seeds: 2, max_seeds: 2, keep: 1, tolerance: 0.1, verify_seeds: 0}
 """
 
 

@@ -19,7 +19,7 @@ STUDY = """
 workload: {generator: poisson, prompt: 64, output: 16}
 slo: {ttft_ms: {p90: 100}}
 space: {cost: "constant:5", max_num_seqs: [4, 8], hardware: h200, model: qwen3-0.6b}
-search: {requests: 200, seeds: 2, keep: 1, tolerance: 0.05, verify_seeds: 0}
+search: {requests: 200, seeds: 2, max_seeds: 2, keep: 1, tolerance: 0.05, verify_seeds: 0}
 """
 
 
