@@ -55,7 +55,7 @@ def join_clients(log: Path, result: Path, out: Path) -> Joined:
     sent = sorted(recording.requests, key=lambda request: request.arrival_us)
     seen = read_result(result)
     matched, num_before = _match(log, result, sent, seen)
-    rows = [row for _, row in rows_of_log(log)]
+    rows = list(rows_of_log(log))
     shift_us, same_clock = _shift(matched, rows[0].get("monotonic_us"))
     lines = [_client_line(request, client, shift_us) for client, request in matched]
     header, kept = rows[0], [row for row in rows[1:] if row[0] not in ("c", "e")]

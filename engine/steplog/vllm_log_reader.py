@@ -2,15 +2,82 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
 
 from engine.core.errors import ConfigError, InputError
 from engine.steplog.files import read_lines
 from engine.steplog.vllm_log import FORMAT_NAME, FORMAT_VERSION
 from engine.steplog.vllm_run import RecordedRequest, RecordedStep, RecordedUpdate, Recording
+
+_Pairs = list[Annotated[list[int], Meta(min_length=2, max_length=2)]]
+_Positive = Annotated[int, Meta(ge=1)]
+
+
+class _Ended(NamedTuple):
+    request: int
+    reason: str
+    outputs: int
+    blocks: list[int]
+
+
+class _Added(msgspec.Struct, tag="a", array_like=True):
+    time: int
+    request: int
+    prompt_tokens: _Positive
+    max_tokens: int
+    sent: int
+    blocks: list[int]
+    priority: int
+
+
+class _Scheduled(msgspec.Struct, tag="s", array_like=True):
+    start: int
+    end: int
+    entries: _Pairs
+    admitted: _Pairs
+    preempted: list[int]
+    running: int
+    waiting: int
+    free: int
+
+
+class _Repeated(msgspec.Struct, tag="d", array_like=True):
+    start: int
+    end: int
+    running: int
+    waiting: int
+    free: int
+
+
+class _Updated(msgspec.Struct, tag="u", array_like=True):
+    start: int
+    end: int
+    step: int
+    ended: list[_Ended]
+
+
+class _GivenUp(msgspec.Struct, tag="x", array_like=True):
+    time: int
+    ended: list[_Ended]
+
+
+class _Client(msgspec.Struct, tag="c", array_like=True):
+    request: int
+    sent: int
+    first_token: int
+    gaps: tuple[int, ...]
+
+
+class _End(msgspec.Struct, tag="e", array_like=True):
+    time: int
+
+
+_Row = _Added | _Scheduled | _Repeated | _Updated | _GivenUp | _Client | _End
 
 
 def is_vllm_log(first_line: bytes) -> bool:
@@ -24,15 +91,19 @@ def read_vllm_log(path: Path) -> Recording:
     Raises:
         InputError: another version, or a line that is not of this format; it names the line.
     """
-    lines = rows_of_log(path)
-    header = next(lines)[1]
+    lines = _lines(path)
+    header = _parsed(path, *next(lines))
     if not isinstance(header, dict) or header.get("version") != FORMAT_VERSION:
         raise InputError(f"{path}:1: not version {FORMAT_VERSION} of a {FORMAT_NAME}")
-    run = _Run()
-    for number, row in lines:
+    run, decoder = _Run(), msgspec.json.Decoder(_Row)
+    for number, text in lines:
         try:
-            run.take(row)
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+            run.take(decoder.decode(text))
+        except msgspec.ValidationError as error:
+            raise InputError(f"{path}:{number}: not a line of a vLLM log ({error})") from None
+        except msgspec.DecodeError as error:
+            raise InputError(f"{path}:{number}: not JSON ({error})") from None
+        except (ValueError, KeyError) as error:
             raise InputError(f"{path}:{number}: not a line of a vLLM log ({error!r})") from None
     recording = run.recording(path, header["config"])
     try:
@@ -44,67 +115,74 @@ def read_vllm_log(path: Path) -> Recording:
     return recording
 
 
-def rows_of_log(path: Path) -> Iterator[tuple[int, Any]]:
-    """Line numbers and values; a last line that was cut short is passed over."""
+def rows_of_log(path: Path) -> Iterator[Any]:
+    """The lines as plain values."""
+    for number, text in _lines(path):
+        yield _parsed(path, number, text)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Numbers and texts; a last line that was cut short is passed over."""
     pending: tuple[int, bytes] | None = None
     for number, text in enumerate(read_lines(path), start=1):
         if pending is not None:
-            yield pending[0], _parse(path, *pending)
+            yield pending
         pending = (number, text)
-    if pending is not None:
-        try:
-            yield pending[0], json.loads(pending[1])
-        except ValueError:
-            if pending[0] == 1:
-                raise InputError(f"{path}:1: not a {FORMAT_NAME}") from None
+    if pending is None or (pending[0] > 1 and not _is_whole(pending[1])):
+        return
+    yield pending
 
 
-def _parse(path: Path, number: int, text: bytes) -> Any:  # noqa: ANN401
+def _is_whole(text: bytes) -> bool:
     try:
-        return json.loads(text)
-    except ValueError as error:
-        raise InputError(f"{path}:{number}: not JSON ({error})") from None
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+def _parsed(path: Path, number: int, text: bytes) -> Any:  # noqa: ANN401
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        what = f"not a {FORMAT_NAME}" if number == 1 else "not JSON"
+        raise InputError(f"{path}:{number}: {what} ({error})") from None
 
 
 class _Run:
     """What the lines so far said."""
 
     def __init__(self) -> None:
-        self._added: dict[int, list[Any]] = {}
-        self._ended: dict[int, tuple[int, str, int, list[int]]] = {}
+        self._added: dict[int, _Added] = {}
+        self._ended: dict[int, tuple[int, _Ended]] = {}
         self._steps: list[list[Any]] = []
         self._updates: list[RecordedUpdate] = []
         self._aborts: list[tuple[int, int]] = []
-        self._clients: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+        self._clients: dict[int, _Client] = {}
         self._rows: list[list[int]] = []
 
-    def take(self, row: list[Any]) -> None:
+    def take(self, row: _Row) -> None:
         """Takes in one line."""
-        kind = row[0]
-        if kind == "a":
-            self._added[row[2]] = row
-        elif kind == "s":
-            _, start, end, entries, admitted, preempted, running, waiting, free = row
-            self._step(start, end, entries, admitted, preempted, (running, waiting, free))
-        elif kind == "d":
-            _, start, end, running, waiting, free = row
-            self._step(start, end, self._rows, [], [], (running, waiting, free))
-        elif kind == "u":
-            _, start, end, step, ended = row
-            if step != len(self._updates):
-                raise ValueError(f"update of step {step}, not of {len(self._updates)}")
-            self._updates.append(RecordedUpdate(step, start, end, [item[0] for item in ended]))
-            for number, reason, outputs, blocks in ended:
-                self._ended[number] = (end, reason, outputs, blocks)
-        elif kind == "x":
-            for number, _, outputs, blocks in row[2]:
-                self._ended[number] = (row[1], "abort", outputs, blocks)
-                self._aborts.append((row[1], number))
-        elif kind == "c":
-            _, number, sent, first, gaps = row
-            self._clients[number] = (sent, first, tuple(gaps))
-        elif kind != "e":
-            raise ValueError(f"unknown kind {kind!r}")
+        if isinstance(row, _Repeated):
+            counts = (row.running, row.waiting, row.free)
+            self._step(row.start, row.end, self._rows, [], [], counts)
+        elif isinstance(row, _Updated):
+            if row.step != len(self._updates):
+                raise ValueError(f"update of step {row.step}, not of {len(self._updates)}")
+            ids = [item.request for item in row.ended]
+            self._updates.append(RecordedUpdate(row.step, row.start, row.end, ids))
+            self._ended |= {item.request: (row.end, item) for item in row.ended}
+        elif isinstance(row, _Scheduled):
+            counts = (row.running, row.waiting, row.free)
+            self._step(row.start, row.end, row.entries, row.admitted, row.preempted, counts)
+        elif isinstance(row, _Added):
+            self._added[row.request] = row
+        elif isinstance(row, _GivenUp):
+            for item in row.ended:
+                self._ended[item.request] = (row.time, item._replace(reason="abort"))
+                self._aborts.append((row.time, item.request))
+        elif isinstance(row, _Client):
+            self._clients[row.request] = row
 
     def _step(
         self,
@@ -129,7 +207,7 @@ class _Run:
         requests = [
             self._request(row, first_token_us.get(number, last_us), last_us)
             for number, row in self._added.items()
-            if row[1] <= last_us
+            if row.time <= last_us
         ]
         return Recording(
             path,
@@ -149,33 +227,31 @@ class _Run:
             computed.update({number: hits for number, hits in step.admitted})
             for number, count in step.entries:
                 computed[number] += count
-                if number not in found and computed[number] >= self._added[number][3]:
+                if number not in found and computed[number] >= self._added[number].prompt_tokens:
                     found[number] = update.end_us
         return found
 
-    def _request(self, row: list[Any], first_token_us: int, last_us: int) -> RecordedRequest:
-        _, added_us, number, prompt_tokens, max_tokens, sent_us, blocks, priority = row
-        unfinished = (last_us, "", max_tokens, blocks)
-        finish_us, reason, outputs, all_blocks = self._ended.get(number, unfinished)
-        gaps: tuple[int, ...] | None = None
-        client_us: int | None = None
-        first_token_us = min(first_token_us, finish_us)
-        if number in self._clients:
-            client_us, first_token_us, gaps = self._clients[number]
-            sent_us, finish_us = client_us, first_token_us + sum(gaps)
+    def _request(self, row: _Added, first_token_us: int, last_us: int) -> RecordedRequest:
+        unfinished = (last_us, _Ended(row.request, "", row.max_tokens, row.blocks))
+        finish_us, ended = self._ended.get(row.request, unfinished)
+        first_token_us, sent_us = min(first_token_us, finish_us), row.sent
+        client = self._clients.get(row.request)
+        if client is not None:
+            sent_us, first_token_us = client.sent, client.first_token
+            finish_us = first_token_us + sum(client.gaps)
         return RecordedRequest(
-            id=number,
-            arrival_us=min(sent_us, added_us),
-            added_us=added_us,
+            id=row.request,
+            arrival_us=min(sent_us, row.time),
+            added_us=row.time,
             first_token_us=first_token_us,
             finish_us=finish_us,
-            prompt_tokens=prompt_tokens,
-            output_tokens=max(1, outputs),
+            prompt_tokens=row.prompt_tokens,
+            output_tokens=max(1, ended.outputs),
             prefix_group=None,
-            sent_us=client_us,
-            token_gaps_us=gaps,
-            max_tokens=max_tokens,
-            reason=reason,
-            blocks=tuple(all_blocks or blocks),
-            priority=priority,
+            sent_us=None if client is None else client.sent,
+            token_gaps_us=None if client is None else client.gaps,
+            max_tokens=row.max_tokens,
+            reason=ended.reason,
+            blocks=tuple(ended.blocks or row.blocks),
+            priority=row.priority,
         )

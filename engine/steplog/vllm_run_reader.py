@@ -1,13 +1,17 @@
-"""Reads recordings of vLLM runs and checks that they tell the whole story of each request."""
+"""Reads recordings of vLLM runs and checks that they tell the whole story of each request.
+
+Their form is in types that `msgspec` parses into and checks; it says where a value is wrong.
+"""
 
 from __future__ import annotations
 
-import json
 import os
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
 
 from engine.core.errors import ConfigError, InputError
 from engine.steplog.files import read_lines
@@ -20,10 +24,69 @@ from engine.steplog.vllm_run import (
     Recording,
 )
 
-# Of the fields of a RecordedRequest, those that such a recording has.
-_REQUEST_FIELDS = RecordedRequest.__slots__[: RecordedRequest.__slots__.index("max_tokens")]
 _CONFIG_KEYS = ("num_gpu_blocks", "block_size", "max_num_batched_tokens", "max_num_seqs",
                 "max_model_len")  # fmt: skip
+_Count = Annotated[int, Meta(ge=0)]
+_Positive = Annotated[int, Meta(ge=1)]
+_Pairs = list[Annotated[list[int], Meta(min_length=2, max_length=2)]]
+
+
+class _Request(msgspec.Struct):
+    id: _Count
+    arrival_us: _Count
+    added_us: _Count
+    first_token_us: _Count
+    prompt_tokens: _Positive
+    output_tokens: _Positive
+    finish_us: _Count | None = None
+    prefix_group: _Count | None = None
+    sent_us: _Count | None = None
+    token_gaps_us: tuple[_Count, ...] | None = None
+
+
+class _Step(NamedTuple):
+    """A step of a synchronous run."""
+
+    start_us: int
+    end_us: int
+    done_us: int
+    entries: _Pairs
+    admitted: _Pairs
+    resumed: list[int]
+    preempted: list[int]
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+
+
+class _AsyncStep(NamedTuple):
+    """A step whose result is told by an update of its own."""
+
+    start_us: int
+    end_us: int
+    entries: _Pairs
+    admitted: _Pairs
+    preempted: list[int]
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+
+
+class _Update(NamedTuple):
+    step: int
+    start_us: int
+    end_us: int
+    finished: list[int]
+
+
+class _Document(msgspec.Struct):
+    """The form of steps depends on the configuration, so they are parsed after it."""
+
+    config: msgspec.Raw
+    requests: msgspec.Raw
+    steps: msgspec.Raw
+    updates: msgspec.Raw = msgspec.Raw(b"null")
+    name: str | None = None
 
 
 def read_recording(path: str | os.PathLike[str]) -> Recording:
@@ -33,29 +96,28 @@ def read_recording(path: str | os.PathLike[str]) -> Recording:
         InputError: truncated, foreign, or inconsistent; the message names the place.
     """
     path = Path(path)
+    data = b"".join(read_lines(path))
     try:
-        document = json.loads(b"".join(read_lines(path)))
-    except (ValueError, RecursionError, zlib.error) as error:
-        if isinstance(error, InputError):
-            raise
+        document = msgspec.json.decode(data, type=_Document)
+    except msgspec.ValidationError:
+        raise InputError(
+            f"{path}: neither a step log nor a recording with config, requests, steps"
+        ) from None
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not complete JSON, so no recording ({error})") from None
-    if not isinstance(document, dict) or not {"config", "requests", "steps"} <= set(document):
-        raise InputError(f"{path}: neither a step log nor a recording with config, requests, steps")
-    config = _checked_config(path, document["config"])
-    requests = sorted(
-        (
-            _request(path, row, fields)
-            for row, fields in enumerate(_rows(path, document, "requests"))
-        ),
-        key=lambda request: request.added_us,
-    )
+    config = _checked_config(path, msgspec.json.decode(document.config))
+    requests = [
+        _request(path, row, found)
+        for row, found in enumerate(_rows(path, document.requests, "requests", list[_Request]))
+    ]
     updates = _updates(path, document) if config.get("async_scheduling") else ()
-    rows = _rows(path, document, "steps")
-    if updates:
-        rows = _with_results(path, rows, updates)
-    steps = tuple(_step(path, row, item) for row, item in enumerate(rows))
     recording = Recording(
-        path, str(document.get("name", path.stem)), config, tuple(requests), steps, updates
+        path,
+        document.name or path.stem,
+        config,
+        tuple(sorted(requests, key=lambda request: request.added_us)),
+        _steps(path, document, updates),
+        updates,
     )
     _check_consistent(recording)
     return recording
@@ -74,17 +136,26 @@ def _checked_config(path: Path, config: object) -> Mapping[str, Any]:
     return config
 
 
-def _updates(path: Path, document: Mapping[str, Any]) -> tuple[RecordedUpdate, ...]:
+def _rows(path: Path, data: msgspec.Raw, key: str, kind: type[list[Any]]) -> list[Any]:
+    """The rows under a key, in their type."""
+    try:
+        rows: list[Any] = msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        # "Expected `int` - at `$[3].prompt_tokens`"
+        what, _, place = str(error).partition(" - at `$")
+        raise InputError(f"{path}: {key}{place.rstrip('`')}: {what}") from None
+    if not rows:
+        raise InputError(f"{path}: {key} must be a list that is not empty")
+    return rows
+
+
+def _updates(path: Path, document: _Document) -> tuple[RecordedUpdate, ...]:
     """The updates of an asynchronous run, which must be one per step, in order."""
-    if "updates" not in document:
+    if bytes(document.updates) == b"null":
         raise InputError(f"{path}: config.async_scheduling=true: needs updates beside steps")
     updates: list[RecordedUpdate] = []
-    for row, item in enumerate(_rows(path, document, "updates")):
-        if not isinstance(item, list) or len(item) != len(RecordedUpdate._fields):
-            raise InputError(f"{path}: updates[{row}]: must be a list of 4")
-        update = RecordedUpdate(*item)
-        if not all(type(value) is int for value in item[:3]) or not isinstance(item[3], list):
-            raise InputError(f"{path}: updates[{row}]: a field has the wrong type")
+    for row, found in enumerate(_rows(path, document.updates, "updates", list[_Update])):
+        update = RecordedUpdate(*found)
         if update.step != row:
             raise InputError(f"{path}: updates[{row}]: is of step {update.step}, not of {row}")
         if update.end_us < update.start_us or (updates and update.start_us < updates[-1].end_us):
@@ -93,72 +164,43 @@ def _updates(path: Path, document: Mapping[str, Any]) -> tuple[RecordedUpdate, .
     return tuple(updates)
 
 
-def _with_results(
-    path: Path, rows: list[Any], updates: tuple[RecordedUpdate, ...]
-) -> list[list[Any]]:
-    """The steps of an asynchronous run in the columns of a synchronous one."""
-    if len(rows) != len(updates):
-        raise InputError(
-            f"{path}: {len(rows)} steps and {len(updates)} updates, so it is truncated"
-        )
-    found = []
-    for row, (step, update) in enumerate(zip(rows, updates, strict=True)):
-        if not isinstance(step, list) or len(step) != len(RecordedStep._fields) - 2:
-            raise InputError(f"{path}: steps[{row}]: must be a list of 8")
-        start, end, entries, admitted, preempted, *counts = step
-        found.append([start, end, update.start_us, entries, admitted, [], preempted, *counts])
-    return found
+def _steps(
+    path: Path, document: _Document, updates: tuple[RecordedUpdate, ...]
+) -> tuple[RecordedStep, ...]:
+    """The steps; those of an asynchronous run in the columns of a synchronous one."""
+    if not updates:
+        steps = [
+            RecordedStep(*found) for found in _rows(path, document.steps, "steps", list[_Step])
+        ]
+    else:
+        rows = _rows(path, document.steps, "steps", list[_AsyncStep])
+        if len(rows) != len(updates):
+            raise InputError(
+                f"{path}: {len(rows)} steps and {len(updates)} updates, so it is truncated"
+            )
+        steps = []
+        for found, update in zip(rows, updates, strict=True):
+            start, end, entries, admitted, preempted, *counts = found
+            steps.append(
+                RecordedStep(start, end, update.start_us, entries, admitted, [], preempted, *counts)
+            )
+    for row, step in enumerate(steps):
+        if not step.schedule_start_us <= step.schedule_end_us <= step.forward_done_us:
+            raise InputError(f"{path}: steps[{row}]: its times are not in order")
+    return tuple(steps)
 
 
-def _rows(path: Path, document: Mapping[str, Any], key: str) -> list[Any]:
-    rows = document[key]
-    if not isinstance(rows, list) or not rows:
-        raise InputError(f"{path}: {key} must be a list that is not empty")
-    return rows
-
-
-def _request(path: Path, row: int, fields: object) -> RecordedRequest:
-    if not isinstance(fields, dict):
-        raise InputError(f"{path}: requests[{row}]: not an object")
-    values: dict[str, Any] = {name: fields.get(name) for name in _REQUEST_FIELDS}
-    gaps = values["token_gaps_us"]
-    if gaps is not None:
-        if not isinstance(gaps, list) or not all(type(gap) is int and gap >= 0 for gap in gaps):
-            raise InputError(f"{path}: requests[{row}].token_gaps_us: must be whole numbers")
-        values["token_gaps_us"] = tuple(gaps)
-        if values["finish_us"] is None and type(values["first_token_us"]) is int:
-            values["finish_us"] = values["first_token_us"] + sum(gaps)
-    for name, value in values.items():
-        if name in ("prefix_group", "sent_us", "token_gaps_us") and value is None:
-            continue
-        if name == "token_gaps_us":
-            continue
-        if type(value) is not int or value < (1 if name.endswith("_tokens") else 0):
-            raise InputError(f"{path}: requests[{row}].{name}={value!r}: must be a whole number")
-    request = RecordedRequest(**values)
-    if not request.added_us <= request.first_token_us <= request.finish_us:
+def _request(path: Path, row: int, found: _Request) -> RecordedRequest:
+    finish_us = found.finish_us
+    if finish_us is None:
+        if found.token_gaps_us is None:
+            raise InputError(f"{path}: requests[{row}].finish_us=None: must be a whole number")
+        finish_us = found.first_token_us + sum(found.token_gaps_us)
+    if not found.added_us <= found.first_token_us <= finish_us:
         raise InputError(f"{path}: requests[{row}]: its times are not in order")
-    if request.prompt_tokens + request.output_tokens >= ID_SPAN // 2:
+    if found.prompt_tokens + found.output_tokens >= ID_SPAN // 2:
         raise InputError(f"{path}: requests[{row}]: too many tokens")
-    return request
-
-
-def _step(path: Path, row: int, item: object) -> RecordedStep:
-    if not isinstance(item, list) or len(item) != len(RecordedStep._fields):
-        raise InputError(f"{path}: steps[{row}]: must be a list of {len(RecordedStep._fields)}")
-    step = RecordedStep(*item)
-    counts = [*step[:3], *step[7:]]
-    lists = step[3:7]
-    if not all(type(value) is int for value in counts) or not all(
-        isinstance(value, list) for value in lists
-    ):
-        raise InputError(f"{path}: steps[{row}]: a field has the wrong type")
-    pairs = [*step.entries, *step.admitted]
-    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-        raise InputError(f"{path}: steps[{row}]: entries and admitted must be pairs")
-    if not step.schedule_start_us <= step.schedule_end_us <= step.forward_done_us:
-        raise InputError(f"{path}: steps[{row}]: its times are not in order")
-    return step
+    return RecordedRequest(**msgspec.structs.asdict(found) | {"finish_us": finish_us})
 
 
 def _check_consistent(recording: Recording) -> None:

@@ -108,7 +108,12 @@ def test_a_log_changed_in_one_decision_is_a_difference(vllm, tmp_path, monkeypat
 
 @pytest.mark.parametrize(
     ("line", "complaint"),
-    [('["z",1]', "unknown kind 'z'"), ('["s",1]', "not a line of a vLLM log"), ("{", "not JSON")],
+    [
+        ('["z",1]', "Invalid value 'z'"),
+        ('["s",1]', "not a line of a vLLM log"),
+        ("{}", "not a line of a vLLM log"),
+        ('["e",', "not JSON"),
+    ],
 )
 def test_a_damaged_line_is_named(vllm, tmp_path, monkeypatch, line, complaint):
     path = recorded(vllm, tmp_path, monkeypatch)
