@@ -215,6 +215,14 @@ def test_a_step_without_the_only_decode_is_no_lack_of_progress():
     assert plan.num_entries == 0 and plan.preempted == (2,)
 
 
+@pytest.mark.parametrize("policy", ["mixed", "priority"])
+def test_one_block_too_few_is_too_few_for_a_lonely_request_too(policy):
+    scheduler = make(1, policy=policy, reject_impossible=False)
+    scheduler.add(request(1, [1, 2, 3]))
+    plan, _ = step(scheduler)
+    assert plan.num_entries == 0 and scheduler.num_waiting == 1
+
+
 def test_an_adaptive_threshold_needs_a_threshold():
     scheduler = make(long_prefill_token_threshold_adaptive=True, max_num_batched_tokens=20)
     for name in (1, 2):
