@@ -51,8 +51,8 @@ SCOPES = {
             "properties/tests/test_horizon.py",
             "properties/tests/test_sizes.py",
             *[f"tests/engine/core/test_{name}.py" for name in (
-                "block_pool", "decode_runs", "plans", "rare_steps", "scenarios", "scheduler",
-                "tokens")],
+                "block_pool", "decode_runs", "plans", "rare_keys", "rare_steps", "scenarios",
+                "scheduler", "tokens")],
         ),
         "server",
     ),
@@ -144,7 +144,7 @@ def joined(mutants: Sequence[Mutant], parts: Sequence[Path]) -> list[Judgement]:
     """What earlier runs found of these mutants; of two outcomes the later part's counts."""
     found: dict[tuple[str, ...], str] = {}
     for part in parts:
-        for *key, by in json.loads(part.read_text()).values():
+        for *key, by in json.loads(part.read_text()):
             found[tuple(key)] = by
     return [Judgement(m, found[m.change.key], 0.0) for m in mutants if m.change.key in found]
 
@@ -190,7 +190,7 @@ def main() -> int:
     if out is not None:
         out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     if args.outcomes:
-        found = {one.mutant.name: [*one.mutant.change.key, one.by] for one in judged}
+        found = [[*one.mutant.change.key, one.by] for one in judged]
         args.outcomes.write_text(json.dumps(found, indent=0) + "\n")
     for one in result["survivors"]:
         print(f"alive: {one['mutant']}: {one['before']} -> {one['after']}")
