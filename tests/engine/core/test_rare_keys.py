@@ -112,3 +112,26 @@ def test_a_block_that_fills_in_a_withdrawn_entry_is_freed_like_one_with_a_key():
     plan = scheduler.schedule()
     assert plan.preempted == (3, 1)  # the second had been served: its third block fills now
     assert [new.block_ids for new in plan.new_blocks] == [blocks[3] + blocks[1]]
+
+
+def test_an_empty_step_is_not_counted_between_prefills():
+    """P-R4 counts steps with tokens: the one in which the only decode gave way is none."""
+    scheduler = make(
+        2, prefill_schedule_interval=3, long_prefill_token_threshold=2, reserve_full_prompt=False,
+    )  # fmt: skip
+    scheduler.add(request(1, [10, 11, 12], 2))
+    scheduler.add(request(2, [20, 21], 3))
+    commit(scheduler, scheduler.schedule())  # prefill: from here on it is counted
+    plan = scheduler.schedule()
+    assert plan.num_entries == 0 and plan.preempted == (2,)
+    commit(scheduler, plan)
+    scheduler.abort(1)
+    scheduler.abort(2)
+    scheduler.add(request(3, [30], 3))
+    plan = scheduler.schedule()
+    assert plan.num_tokens == 1
+    commit(scheduler, plan)
+    scheduler.add(request(4, [40, 41], 1))
+    plan = scheduler.schedule()  # a block is free, but this is only the second step of three
+    assert (scheduler.num_waiting, scheduler.num_free_blocks) == (1, 1)
+    assert [entry.request_id for entry in plan.entries] == [3]
