@@ -216,6 +216,7 @@ VERBS = (
 )  # fmt: skip
 
 # The HTTP server, over either body.
+BLOCK_HASHES = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 SERVER = (
     Option(name="body", kind=str, choices=("engine", "sim"), help="what computes the tokens"),
     Option(name="host", kind=str, help="address to listen on"),
@@ -234,6 +235,10 @@ SERVER = (
            help="time that accepted requests have after SIGTERM"),
     Option(name="log_requests", kind=bool, switch=True,
            help="log the id, sizes and times of every request; prompts and outputs never"),
+    Option(name="kv_events_config", kind=str, may_be_none=True, metavar="JSON",
+           help="publish the prefix cache's events over ZeroMQ, with the keys of vLLM's option"),
+    Option(name="prefix_caching_hash_algo", kind=str, choices=BLOCK_HASHES,
+           help="hashes of the blocks in these events"),
 )  # fmt: skip
 
 TABLE = Table((*DEPLOYMENT, *ENGINE, *SAMPLING, *VERBS, *SERVER))

@@ -33,6 +33,7 @@ from engine.core.errors import ConfigError, InputError, LockstepError, RequestRe
 from engine.core.lifecycle import check_request
 from engine.core.request import Request
 from engine.core.tokens import Prompt
+from engine.kv_events.options import KvEventsOptions
 from engine.options import EngineOptions
 from engine.sampling_params import SamplingParams
 from engine.server.delta_stream import DeltaStream
@@ -57,8 +58,10 @@ class AsyncLLM:
 
     info: ModelInfo
 
-    def __init__(self, model: str, **options: object) -> None:
-        self._model, self._options = model, options
+    def __init__(
+        self, model: str, *, kv_events: KvEventsOptions | None = None, **options: object
+    ) -> None:
+        self._model, self._options, self._kv_events = model, options, kv_events
         self.tokenizer: Tokenizer | None = None
         self.on_step: Callable[[StepStats], None] | None = None
         self._state = BodyState.STARTING
@@ -99,7 +102,9 @@ class AsyncLLM:
         ours, theirs = socket.socketpair()
         context = multiprocessing.get_context("spawn")
         self._process = context.Process(
-            target=process_main, args=(theirs, self._model, self._options), name="lockstep-engine"
+            target=process_main,
+            args=(theirs, self._model, self._options, self._kv_events),
+            name="lockstep-engine",
         )
         self._process.start()
         theirs.close()

@@ -22,6 +22,8 @@ from engine.async_llm.wire import (
 )
 from engine.core.errors import ConfigError, LockstepError
 from engine.core.request import RequestId
+from engine.kv_events.options import KvEventsOptions
+from engine.kv_events.publisher import KvPublisher
 from engine.llm import LLM, EngineClosed
 from engine.requests.outputs import RequestOutput
 from engine.sampling_params import SamplingParams
@@ -31,15 +33,25 @@ from engine.step.loop import StepFailed
 _IDLE_CHECK_S = 1.0
 
 
-def process_main(sock: socket.socket, model: str, options: dict[str, object]) -> None:
+def process_main(
+    sock: socket.socket,
+    model: str,
+    options: dict[str, object],
+    kv_events: KvEventsOptions | None = None,
+) -> None:
     """What the process runs: it ends with its front end, however that ends."""
     # Ctrl-C and signals to a process group are the front end's affair.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    raise SystemExit(serve_socket(sock, model, options))
+    raise SystemExit(serve_socket(sock, model, options, kv_events))
 
 
-def serve_socket(sock: socket.socket, model: str, options: dict[str, object]) -> int:
+def serve_socket(
+    sock: socket.socket,
+    model: str,
+    options: dict[str, object],
+    kv_events: KvEventsOptions | None = None,
+) -> int:
     """Runs an engine until the other end of the socket closes it or goes; the exit code."""
     end = EngineEnd(sock)
     try:
@@ -52,9 +64,17 @@ def serve_socket(sock: socket.socket, model: str, options: dict[str, object]) ->
             cause = ConfigError("model", model, f"{type(error).__name__}: {error}")
             end.send(StartFailed(pickle.dumps(cause)))
             return 1
-        with llm:
+        with llm, contextlib.ExitStack() as closing:
+            events = None
+            if kv_events is not None:
+                try:
+                    events = KvPublisher(kv_events, llm.scheduler)
+                except LockstepError as error:
+                    end.send(StartFailed(pickle.dumps(error)))
+                    return 1
+                closing.callback(events.close)
             try:
-                return EngineCore(llm, end).run()
+                return EngineCore(llm, end, events).run()
             except Exception as error:
                 end.send(Dead(f"{type(error).__name__}: {error}"))
                 raise
@@ -65,8 +85,8 @@ def serve_socket(sock: socket.socket, model: str, options: dict[str, object]) ->
 class EngineCore:
     """The loop: messages, a step, its outputs, and again."""
 
-    def __init__(self, llm: LLM, end: EngineEnd) -> None:
-        self._llm, self._end = llm, end
+    def __init__(self, llm: LLM, end: EngineEnd, events: KvPublisher | None = None) -> None:
+        self._llm, self._end, self._events = llm, end, events
         self._outputs = StepOutputs(lambda: llm.scheduler, llm.origin_ns)
         self._ids: dict[int, RequestId] = {}  # by number
         self._is_closing = False
@@ -84,6 +104,10 @@ class EngineCore:
             if self._is_closing or not self._end.is_open:
                 return 0
             cause = self._step() if self._llm.has_unfinished_requests else self._rest()
+            if self._events is not None:
+                # A failed step may have cost the engine its scheduler, and all blocks with it.
+                self._events.follow(self._llm.scheduler)
+                self._events.flush()
         self._end.send(Dead(cause))
         return 1
 

@@ -26,9 +26,11 @@ def main(argv: Sequence[str]) -> int:
     options = engine_options(args)
     options["step_log"] = log_file(args.step_log)
     EngineOptions.from_kwargs(**options)  # type: ignore[arg-type]
+    server = server_options(args)
+    kv_events = server.kv_events()
     from engine.async_llm.async_llm import AsyncLLM
     from engine.server.run import serve
 
-    body = AsyncLLM(**options)  # type: ignore[arg-type]
+    body = AsyncLLM(kv_events=kv_events, **options)  # type: ignore[arg-type]
     with log_folder(args.step_log):
-        return serve(body, server_options(args))
+        return serve(body, server)

@@ -91,6 +91,8 @@ class BlockManager:
             block_id = sequence.block_table[index]
             self.pool.register(block_id, sequence.chain[index])
             self.cached_in_step[block_id] = None
+        if self.pool.observer is not None:
+            self.pool.observer.stored(sequence.chain[sequence.num_cached_blocks : num_full])
         sequence.num_cached_blocks = num_full
 
     def release(self, sequence: Sequence) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.core.block_observer import BlockObserver
 from engine.core.errors import KernelBug
 from engine.core.free_list import FreeList
 from engine.core.hashing import ChainNode, PrefixIndex
@@ -26,6 +27,7 @@ class BlockPool:
     ) -> None:
         self.num_blocks = num_blocks
         self.num_free = num_blocks
+        self.observer: BlockObserver | None = None
         self._index = index
         self._unregistered_first = unregistered_first
         self._served = -1 if serve_newest else 0
@@ -125,4 +127,6 @@ class BlockPool:
         if node is not None:
             self._nodes[block_id] = None
             node.blocks = tuple([copy for copy in node.blocks if copy != block_id])
+            if self.observer is not None:
+                self.observer.removed(node)
             self._index.dereference(node)

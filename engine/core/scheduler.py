@@ -13,6 +13,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from engine.core.block_manager import BlockManager
+from engine.core.block_observer import BlockObserver
 from engine.core.config import KernelConfig
 from engine.core.errors import KernelBug, LockstepError
 from engine.core.lifecycle import Ending, check_request, length_limit
@@ -52,6 +53,10 @@ class Scheduler(SchedulerViews):
         self._ending = Ending(self.state)
         self._next_step = 0
         self._unfinished = ""  # the call that is changing the state
+
+    def observe_blocks(self, observer: BlockObserver) -> None:
+        """Tells `observer` from now on which blocks the prefix cache gains and loses."""
+        self.state.manager.pool.observer = observer
 
     # Requests -----------------------------------------------------------------------------
 

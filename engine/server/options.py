@@ -7,6 +7,7 @@ import os
 from dataclasses import MISSING, dataclass, fields
 
 from engine.arguments.parser import VerbParser
+from engine.kv_events.options import KvEventsOptions, kv_events_options
 
 API_KEY_VARIABLE = "LOCKSTEP_API_KEY"
 
@@ -30,6 +31,16 @@ class ServerOptions:
     client_timeout_s: float = 60.0
     drain_timeout_s: float = 600.0
     log_requests: bool = False
+    kv_events_config: str | None = None
+    prefix_caching_hash_algo: str = "sha256"
+
+    def kv_events(self) -> KvEventsOptions | None:
+        """What a body is to publish.
+
+        Raises:
+            ConfigError: what is wrong with `kv_events_config`, or a package is missing.
+        """
+        return kv_events_options(self.kv_events_config, self.prefix_caching_hash_algo)
 
 
 def add_server_options(parser: VerbParser) -> None:

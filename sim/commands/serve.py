@@ -47,14 +47,16 @@ def serve_main(argv: Sequence[str]) -> int:
     deployment = deployment_of(arguments)
     options = twin_options(arguments)
     options.faults.check(deployment.replicas)
+    server = server_options(arguments)
+    kv_events = server.kv_events()
     parts = build(deployment, options.seed)
     tokenizer = tokenizer_of(deployment.model, arguments.tokenizer)
     from engine.server.run import serve
 
     with step_log(arguments.step_log, deployment, parts, options.seed) as log:
-        twin = Twin(deployment, options, tokenizer, log, parts)
+        twin = Twin(deployment, options, tokenizer, log, parts, kv_events)
         print(f"simulating {twin.describe()}", file=sys.stderr, flush=True)
-        code = serve(twin, server_options(arguments))
+        code = serve(twin, server)
         print(f"lockstep: the twin was {twin.lag_text}", file=sys.stderr, flush=True)
     return code
 

@@ -8,6 +8,8 @@ from random import Random
 
 from engine.core import ConfigError, Prompt, Request
 from engine.core.lifecycle import check_request
+from engine.kv_events.options import KvEventsOptions
+from engine.kv_events.publisher import KvPublisher
 from engine.server.delta_stream import DeltaStream
 from engine.server.messages import Delta, GenerateRequest, StepStats
 from engine.server.protocol import BodyState, ModelInfo
@@ -39,6 +41,7 @@ class Twin:
         tokenizer: Tokenizer | None = None,
         log: StepLogWriter | None = None,
         parts: Parts | None = None,
+        kv_events: KvEventsOptions | None = None,
     ) -> None:
         options.faults.check(deployment.replicas)
         self._deployment, self._options, self._log = deployment, options, log
@@ -54,6 +57,7 @@ class Twin:
         self._random = Random(options.seed)
         self.pace = Pace(Clock(), options.speed)
         self._cluster = self._make_cluster()
+        self._kv_events, self._publishers = kv_events, list[KvPublisher]()
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -83,6 +87,10 @@ class Twin:
 
     async def start(self) -> None:
         """Starts the clock; ready after the start-up duration that was asked for."""
+        if self._kv_events is not None:
+            for server in self._cluster.servers:
+                publisher = KvPublisher(self._kv_events, server.scheduler, server.index)
+                self._publishers.append(publisher)
         self.pace.start()
         self._tasks.append(asyncio.create_task(self._run()))
         if self._options.startup_duration_s:
@@ -149,6 +157,8 @@ class Twin:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for publisher in self._publishers:
+            publisher.close()
 
     # Inside ---------------------------------------------------------------------------------
 
@@ -173,6 +183,8 @@ class Twin:
             del self._streams[request_id]
 
     def _stepped(self, stats: StepStats) -> None:
+        if self._publishers:
+            self._publishers[stats.engine].flush()
         if self.on_step is not None:
             self.on_step(stats)
 

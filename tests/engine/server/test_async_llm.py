@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ from llm_testing import write_tiny_model
 from engine.async_llm.async_llm import AsyncLLM
 from engine.async_llm.engine_process import serve_socket
 from engine.core.errors import ConfigError, InputError, RequestRejected
+from engine.kv_events.options import kv_events_options
 from engine.sampling_params import SamplingParams
 from engine.server.messages import GenerateRequest
 from engine.server.protocol import BodyState
@@ -63,6 +65,25 @@ async def engine(folder, faults=(), executor=Slow, **options):
     finally:
         await body.close()
         await asyncio.to_thread(thread.join)
+
+
+def test_an_engine_whose_kv_events_have_no_endpoint_does_not_start(folder):
+    async def check():
+        ours, theirs = socket.socketpair()
+        with socket.create_server(("", 0)) as taken:
+            port = taken.getsockname()[1]
+            text = json.dumps({"enable_kv_cache_events": True, "endpoint": f"tcp://*:{port}"})
+            events = kv_events_options(text, "sha256")
+            with mock.patch("engine.llm.make_executor", lambda options: Slow(options, ())):
+                serving = asyncio.to_thread(serve_socket, theirs, folder, OPTIONS, events)
+                task = asyncio.create_task(serving)
+                body = AsyncLLM(folder, kv_events=events, **OPTIONS)
+                with pytest.raises(ConfigError, match=rf"endpoint='tcp://.*{port}'.*in use"):
+                    await body.connect(ours, folder)
+                assert await task == 1
+            await body.close()
+
+    asyncio.run(check())
 
 
 def ask(name, length=5, **rest):

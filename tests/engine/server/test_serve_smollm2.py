@@ -181,7 +181,12 @@ def test_the_request_id_of_the_client_comes_back(server):
 # docs/server.md: every example runs and says what it should ------------------------------------
 
 PAGE = (REPOSITORY / "docs/server.md").read_text()
-EXAMPLES = re.findall(r"^```(bash|python)\n(.*?)^```", PAGE, re.M | re.S)
+# The subscriber of KV events is run by tests/engine/kv_events.
+EXAMPLES = [
+    found
+    for found in re.findall(r"^```(bash|python)\n(.*?)^```", PAGE, re.M | re.S)
+    if "import zmq" not in found[1]
+]
 WORDS = [" Paris", '"usage"', '"tokens":[19556]', "Paris", ""]
 
 
