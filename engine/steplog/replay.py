@@ -64,6 +64,11 @@ def replay(log: ReadableLog) -> ReplayResult:
     Raises:
         InputError: the log is damaged, or lacks tokens that the replay needs.
     """
+    if log.header.options.get("prefill_replicas"):
+        raise InputError(
+            "a log of prefill and decode servers: these take in what they did not compute, which a"
+            " kernel alone does not do again"
+        )
     kernels = [_Replay(log.header, replica) for replica in range(log.header.num_replicas)]
     found: _Different | None = None
     try:

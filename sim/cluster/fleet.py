@@ -59,6 +59,7 @@ class FleetSimulation(Simulation):
         link: KvLink,
         options: RunOptions | None = None,
         on_progress: Callable[[int], None] | None = None,
+        log: StepListener | None = None,
     ) -> None:
         check_roles("fleet", [member.role for member in members])
         if any(member.role != "mixed" and member.config.async_scheduling for member in members):
@@ -69,7 +70,7 @@ class FleetSimulation(Simulation):
         smallest = min((member.config for member in members), key=lambda one: one.max_model_len)
         costs = [member.cost for member in members]
         super().__init__(
-            workload, smallest, costs, members[0].physics, router, options, None, on_progress
+            workload, smallest, costs, members[0].physics, router, options, log, on_progress
         )
         self._decoders = [one for one in self.servers if isinstance(one, DecodeServer)]
         if self._decoders:
@@ -78,19 +79,21 @@ class FleetSimulation(Simulation):
     def _make_servers(
         self, costs: Sequence[CostModel], physics: Physics, log: StepListener | None
     ) -> list[Server]:
-        return [self._make_server(index, member) for index, member in enumerate(self._members)]
+        return [self._make_server(index, member, log) for index, member in enumerate(self._members)]
 
-    def _make_server(self, index: int, member: Member) -> Server:
+    def _make_server(self, index: int, member: Member, log: StepListener | None) -> Server:
         cost, config = member.cost, member.config
+        step_by_step = self._options.step_by_step
         if member.role == "decode":
             config = decode_config(config)
         stats = ServerStats(member.physics, config.num_blocks, getattr(cost, "physical", True))
         arguments = (self._env, index, config, cost, self._ledger, stats, self._on_finish)
         if member.role == "prefill":
-            return PrefillServer(*arguments, self._on_prefilled)
+            return PrefillServer(*arguments, self._on_prefilled, log, step_by_step)
         if member.role == "decode":
-            return DecodeServer(*arguments)
-        return AsyncServer(*arguments) if config.async_scheduling else Server(*arguments)
+            return DecodeServer(*arguments, log, step_by_step)
+        kind = AsyncServer if config.async_scheduling else Server
+        return kind(*arguments, log, step_by_step)
 
     def _check_length(self, request: Request, prompt: Prompt, num_outputs: int) -> None:
         super()._check_length(request, prompt, num_outputs)
@@ -116,9 +119,14 @@ class FleetSimulation(Simulation):
         prompt = self._workload.prompt(row)
         decoders = self._decoders
         index = self._decode_router.choose(prompt, decoders) if len(decoders) > 1 else 0
-        num_bytes = len(prompt) * source.stats.physics.kv_token_bytes
-        start_ns = max(self._env.now, source.link_free_ns)
-        source.link_free_ns = start_ns + self._link.busy_ns(num_bytes)
+        physics = source.stats.physics
+        source.link_free_ns = self._link.end_ns(
+            len(prompt) * physics.kv_token_bytes,
+            self._ledger.first_scheduled_ns[row],
+            self._env.now,
+            source.link_free_ns,
+            physics.model.num_layers,
+        )
         arrival_ns = source.link_free_ns + self._link.latency_ns
         target = decoders[index]
         call_at(self._env, arrival_ns, ARRIVAL, lambda: self._deliver(row, target))

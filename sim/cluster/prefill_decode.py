@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from engine.core import ConfigError, KernelConfig, Prompt, Request, RequestId
 from engine.core.plan import StepPlan
+from engine.steplog.api import StepListener
 from sim.cluster.clock import Clock
 from sim.cluster.server import Server
 from sim.cost.features import CostModel, StepFeatures
@@ -25,10 +26,15 @@ NS_PER_S = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class KvLink:
-    """Transfer of KV out of each GPU of a prefill server; its GPUs send side by side."""
+    """Transfer of KV out of each GPU of a prefill server; its GPUs send side by side.
+
+    With `layerwise` the KV of a layer leaves as soon as it is computed, so that a transfer goes on
+    beside the prefill; the last layer's begins when the prompt is done.
+    """
 
     bytes_per_s: float = 50e9
     latency_ns: int = 100_000
+    layerwise: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.bytes_per_s < float("inf"):
@@ -39,6 +45,16 @@ class KvLink:
     def busy_ns(self, num_bytes: int) -> int:
         """Time for which a transfer occupies the link."""
         return round(num_bytes / self.bytes_per_s * NS_PER_S)
+
+    def end_ns(self, num_bytes: int, begun_ns: int, now_ns: int, free_ns: int, layers: int) -> int:
+        """When a transfer has left the link.
+
+        Its prefill began at `begun_ns` and has ended now; the link is free from `free_ns` on.
+        """
+        busy_ns = self.busy_ns(num_bytes)
+        if not self.layerwise:
+            return max(now_ns, free_ns) + busy_ns
+        return max(max(begun_ns, free_ns) + busy_ns, now_ns + busy_ns // layers)
 
 
 def decode_config(config: KernelConfig) -> KernelConfig:
@@ -63,8 +79,10 @@ class PrefillServer(Server):
         stats: ServerStats,
         on_finish: Callable[[int], None],
         on_prefilled: Callable[[int], None],
+        log: StepListener | None = None,
+        step_by_step: bool = False,
     ) -> None:
-        super().__init__(env, index, config, cost, ledger, stats, on_finish)
+        super().__init__(env, index, config, cost, ledger, stats, on_finish, log, step_by_step)
         self._on_prefilled = on_prefilled
         # When the last of the transfers that have been asked for leaves the link.
         self.link_free_ns = 0
@@ -107,8 +125,10 @@ class DecodeServer(Server):
         ledger: Ledger,
         stats: ServerStats,
         on_finish: Callable[[int], None],
+        log: StepListener | None = None,
+        step_by_step: bool = False,
     ) -> None:
-        super().__init__(env, index, config, cost, ledger, stats, on_finish)
+        super().__init__(env, index, config, cost, ledger, stats, on_finish, log, step_by_step)
         self._loaded: set[RequestId] = set()
 
     def receive(

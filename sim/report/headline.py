@@ -79,6 +79,8 @@ def run_rows(summary: RunSummary) -> list[list[str]]:
     ]
     if replicas > 1:
         rows.append(["router", str(deployment["router"])])
+    if deployment.get("prefill_replicas"):
+        rows.append(["roles", _roles_text(deployment)])
     rows += [
         ["KV pool of each", f"{number(kernel['num_blocks'])} blocks of {kernel['block_size']}"],
         ["limits of a step", f"{number(kernel['max_num_seqs'])} sequences,"
@@ -89,6 +91,16 @@ def run_rows(summary: RunSummary) -> list[list[str]]:
         ["seed", str(made.seed)],
     ]  # fmt: skip
     return rows
+
+
+def _roles_text(deployment: Mapping[str, Any]) -> str:
+    """How many servers do what, and how the KV gets from one kind to the other."""
+    way = "layer by layer" if deployment["kv_transfer_layerwise"] else "as a whole"
+    return (
+        f"{deployment['prefill_replicas']} prefill, {deployment['decode_replicas']} decode; KV"
+        f" {way} at {number(deployment['kv_transfer_gb_per_s'])} GB/s,"
+        f" {number(deployment['kv_transfer_latency_us'])} us"
+    )
 
 
 def answer_rows(summary: RunSummary) -> list[list[str]]:

@@ -35,12 +35,19 @@ class Deployment:
     `num_kv_blocks` and `max_model_len` of None are derived: what fits into memory, and what model
     and pool allow. With `expert_parallel` the replicas share out the experts of a mixture.
     `engine` says whose profile is meant; `deployment_with` takes its options too.
+    With `prefill_replicas` and `decode_replicas` the replicas are the sum of both, the prefill
+    servers first, and `kv_transfer_...` is the way of the KV between them.
     """
 
     model: str = "qwen3-8b"
     hardware: str = "h100"
     tp: int = 1
     replicas: int = 1
+    prefill_replicas: int = 0
+    decode_replicas: int = 0
+    kv_transfer_gb_per_s: float = 50.0
+    kv_transfer_latency_us: float = 100.0
+    kv_transfer_layerwise: bool = False
     router: str = "round-robin"
     policy: str = "mixed"
     block_size: int = 16
@@ -81,11 +88,38 @@ def deployment_with(given: Mapping[str, Any]) -> Deployment:
     Raises:
         ConfigError: no such engine or hardware.
     """
+    given = {**given, **split_replicas(given)}
     if given.get("engine") is None:
         return Deployment(**given)
     hardware = hardware_named(given.get("hardware", Deployment().hardware))
     options = engine_named(given["engine"]).options(hardware)
+    if given.get("prefill_replicas"):
+        options = {name: value for name, value in options.items() if name != "async_scheduling"}
     return Deployment(**{**options, **given})
+
+
+def split_replicas(given: Mapping[str, Any]) -> dict[str, int]:
+    """The number of replicas where prefill and decode have servers of their own.
+
+    Raises:
+        ConfigError: one of the two kinds is missing, or their number was given as well.
+    """
+    counts = {kind: given.get(f"{kind}_replicas") or 0 for kind in ("prefill", "decode")}
+    if not any(counts.values()):
+        for name in ("gb_per_s", "latency_us", "layerwise"):
+            if given.get(f"kv_transfer_{name}") is not None:
+                value = given[f"kv_transfer_{name}"]
+                reason = "belongs to a run with --prefill-replicas and --decode-replicas"
+                raise ConfigError(f"kv_transfer_{name}", value, reason)
+        return {}
+    for kind, other in (("prefill", "decode"), ("decode", "prefill")):
+        if not counts[kind]:
+            reason = f"must be at least 1 where {other}_replicas={counts[other]}"
+            raise ConfigError(f"{kind}_replicas", counts[kind], reason)
+    if given.get("replicas") is not None:
+        reason = "is the sum of prefill_replicas and decode_replicas here; leave it out"
+        raise ConfigError("replicas", given["replicas"], reason)
+    return {"replicas": sum(counts.values())}
 
 
 def build(deployment: Deployment, seed: int) -> Parts:

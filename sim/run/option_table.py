@@ -97,6 +97,20 @@ RUN = (
            help="fit only to requests that had finished S seconds after the first was queued"),
 )  # fmt: skip
 
+# Prefill and decode on servers of their own.
+SPLIT = (
+    Option(name="prefill_replicas", kind=int, least=0, most=4096,
+           help="servers that compute prompts and nothing else"),
+    Option(name="decode_replicas", kind=int, least=0, most=4096,
+           help="servers that take over behind the first token"),
+    Option(name="kv_transfer_gb_per_s", kind=float, above=0, most=1e6, metavar="GB/S",
+           help="bandwidth of the KV out of each GPU of a prefill server"),
+    Option(name="kv_transfer_latency_us", kind=float, least=0, most=1e9, metavar="US",
+           help="latency of a transfer of KV"),
+    Option(name="kv_transfer_layerwise", kind=bool,
+           help="send the KV of a layer while the next ones are computed"),
+)  # fmt: skip
+
 OTHER_VERBS = (
     Option(name="init", kind=bool, switch=True, help="write a commented example study"),
     Option(name="cache", kind=Path, metavar="DIR", help="where runs are kept"),
@@ -151,7 +165,7 @@ CLIENT = (
            help="write the result in the keys of vllm bench serve --save-detailed"),
 )  # fmt: skip
 
-SIM_TABLE = Table((*table.TABLE.options(), *WORKLOAD, *RUN, *OTHER_VERBS, *TWIN, *CLIENT))
+SIM_TABLE = Table((*table.TABLE.options(), *WORKLOAD, *RUN, *SPLIT, *OTHER_VERBS, *TWIN, *CLIENT))
 
 
 def workload_situations(name: str, kind: str) -> list[str]:

@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from engine.steplog.api import LogHeader, StepListener
+from sim.cluster.fleet import FleetSimulation, Member
+from sim.cluster.prefill_decode import KvLink
 from sim.cluster.router import make_router
 from sim.cluster.simulation import RunOptions, Simulation
 from sim.metrics.result import RunResult
 from sim.metrics.run_summary import Provenance, RunIntervals, RunSummary
 from sim.metrics.summary import RunFacts, summarize
 from sim.run.deployment import Deployment, Parts, build, check_ranges, num_extrapolated, versions
+from sim.run.option_table import SPLIT
 from sim.workloads.table import Workload
 
 
@@ -37,10 +40,13 @@ class RunPlan:
 
 def log_header(plan: RunPlan, parts: Parts) -> LogHeader:
     """The header of the run's step log; outputs are known, so they stand in the adds."""
+    deployment = plan.deployment
+    names = ("prefill_replicas", "decode_replicas") if deployment.prefill_replicas else ()
+    split = {name: getattr(deployment, name) for name in names}
     return LogHeader(
         writer="sim",
         kernel=parts.kernel,
-        options={"workload": plan.workload.name, **plan.workload.parameters},
+        options={"workload": plan.workload.name, **plan.workload.parameters, **split},
         model=asdict(parts.model),
         hardware={"tp": plan.deployment.tp, **asdict(parts.hardware)},
         seed=plan.seed,
@@ -65,17 +71,7 @@ def run_plan(
         ConfigError, InputError: the plan cannot be run, or leaves the range of its cost model.
     """
     parts = parts or build(plan.deployment, plan.seed)
-    simulation = Simulation(
-        plan.workload,
-        parts.kernel,
-        parts.costs,
-        parts.physics,
-        make_router(plan.deployment.router),
-        plan.options,
-        log,
-        on_progress,
-    )
-    result = simulation.run()
+    result = _simulation(plan, parts, log, on_progress).run()
     check_ranges(parts.costs)
     facts = RunFacts(
         parts.hardware,
@@ -89,10 +85,53 @@ def run_plan(
     return Run(result, summarize(result, facts), parts)
 
 
+def _simulation(
+    plan: RunPlan,
+    parts: Parts,
+    log: StepListener | None,
+    on_progress: Callable[[int], None] | None,
+) -> Simulation:
+    """Equal replicas, or prefill and decode servers."""
+    deployment = plan.deployment
+    router = make_router(deployment.router)
+    if not deployment.prefill_replicas:
+        return Simulation(
+            plan.workload,
+            parts.kernel,
+            parts.costs,
+            parts.physics,
+            router,
+            plan.options,
+            log,
+            on_progress,
+        )
+    roles = ["prefill"] * deployment.prefill_replicas + ["decode"] * deployment.decode_replicas
+    return FleetSimulation(
+        plan.workload,
+        [
+            Member(parts.kernel, cost, parts.physics, role)
+            for cost, role in zip(parts.costs, roles, strict=True)
+        ],
+        router,
+        make_router(deployment.router),
+        KvLink(
+            deployment.kv_transfer_gb_per_s * 1e9,
+            round(deployment.kv_transfer_latency_us * 1e3),
+            deployment.kv_transfer_layerwise,
+        ),
+        plan.options,
+        on_progress,
+        log,
+    )
+
+
 def provenance(plan: RunPlan, parts: Parts) -> Provenance:
     """What decided the figures of a run of these parts."""
     deployment = asdict(plan.deployment)
     del deployment["roofline"], deployment["cost"], deployment["found_wanting"]
+    if not deployment["prefill_replicas"]:
+        for split in SPLIT:
+            del deployment[split.name]
     for option in ("expert_parallel", "async_scheduling", "watermark_blocks", "engine"):
         if not deployment[option]:
             del deployment[option]
