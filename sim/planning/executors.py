@@ -158,7 +158,7 @@ class RayExecutor:
         self._ray: Any = ray
         try:
             ray.init(
-                address=None if address == "local" else address,
+                address=address,  # local never joins a cluster that runs here already
                 num_cpus=jobs if address == "local" else None,
                 include_dashboard=False if address == "local" else None,
                 log_to_driver=False,
