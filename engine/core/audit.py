@@ -24,6 +24,7 @@ def audit(scheduler: Scheduler) -> None:
     """
     _check_blocks(scheduler)
     _check_keys(scheduler)
+    _check_tier(scheduler)
     _check_queues(scheduler)
     _check_tables(scheduler)
 
@@ -84,6 +85,19 @@ def _check_keys(scheduler: Scheduler) -> None:
             f"block {block_id}: its key and the index disagree",
         )
     _require(manager.caching or not found, "K1", "blocks have keys although prefix caching is off")
+
+
+def _check_tier(scheduler: Scheduler) -> None:
+    tier = scheduler.state.manager.tier
+    if tier is None:
+        return
+    slots = tier.slots()
+    _require(len(slots) <= tier.num_blocks, "H1", f"{len(slots)} keys in the host tier")
+    _require(len(set(slots.values())) == len(slots), "H1", "two keys share a slot of the host tier")
+    live = set(scheduler.state.manager.index.nodes())
+    for node, slot in slots.items():
+        _require(not node.blocks, "H1", f"slot {slot} keeps a key that the pool holds")
+        _require(node in live, "H1", f"slot {slot} keeps a key that is not in the index")
 
 
 def _check_queues(scheduler: Scheduler) -> None:

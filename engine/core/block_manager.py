@@ -10,17 +10,28 @@ from typing import NamedTuple
 
 from engine.core.block_pool import BlockPool
 from engine.core.config import KernelConfig
-from engine.core.hashing import PrefixIndex
+from engine.core.hashing import ChainNode, PrefixIndex
+from engine.core.host_tier import HostTier
+from engine.core.plan import KvCopy
 from engine.core.sequence import Sequence
 from engine.core.tokens import Content, content_of
 
 
 class Hits(NamedTuple):
-    """What a lookup found: blocks in order, and how many of them are free or brand-new."""
+    """What a lookup found: blocks in order, and how many of them are free or brand-new.
+
+    `host` are the keys behind them that the host tier holds; each asks for a new block.
+    """
 
     block_ids: tuple[int, ...]
     num_free: int
     num_same_step: int
+    host: tuple[ChainNode, ...] = ()
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks whose tokens need not be computed."""
+        return len(self.block_ids) + len(self.host)
 
 
 NO_HITS = Hits((), 0, 0)
@@ -36,6 +47,17 @@ class BlockManager:
         self.pool = BlockPool(config.num_blocks, self.index, unregistered_first, serve_newest)
         # Blocks registered since the step began, for discard() and for same-step hits.
         self.cached_in_step: dict[int, None] = {}
+        self.tier: HostTier | None = None
+        if config.host_blocks:
+            self.attach(HostTier(config.host_blocks, self.index))
+
+    def attach(self, tier: HostTier) -> None:
+        """Puts a host tier behind the pool."""
+        self.tier = self.pool.tier = tier
+
+    def take_copies(self) -> tuple[KvCopy, ...]:
+        """The copies that the step being decided asks for."""
+        return () if self.tier is None else self.tier.take_copies()
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
@@ -59,7 +81,10 @@ class BlockManager:
                 num_free += 1
             elif block_id in self.cached_in_step:
                 num_same_step += 1
-        return Hits(tuple(block_ids), num_free, num_same_step)
+        host: tuple[ChainNode, ...] = ()
+        if self.tier is not None:
+            host = self.tier.prefix_of(sequence.chain[len(block_ids) : most])
+        return Hits(tuple(block_ids), num_free, num_same_step, host)
 
     def admit(self, sequence: Sequence, hits: Hits, num_tokens: int) -> None:
         """Gives a sequence without blocks its hits and new blocks for `num_tokens` in all."""
@@ -67,9 +92,21 @@ class BlockManager:
         for block_id in hits.block_ids:
             self.pool.share(block_id)  # LAW-K5: held before anything else is taken
         sequence.block_table.extend(hits.block_ids)
-        sequence.num_computed_tokens = len(hits.block_ids) * self.block_size
-        sequence.num_cached_blocks = len(hits.block_ids)
+        if hits.host:
+            self._load(sequence, hits.host)
+        sequence.num_computed_tokens = hits.num_blocks * self.block_size
+        sequence.num_cached_blocks = hits.num_blocks
         self.extend(sequence, num_tokens)
+
+    def _load(self, sequence: Sequence, nodes: tuple[ChainNode, ...]) -> None:
+        """Brings keys of the host tier into new blocks, one by one: each may trade places."""
+        assert self.tier is not None, "LAW-H2: only a tier has keys to load"
+        for node, slot in zip(nodes, self.tier.claim(nodes), strict=True):
+            (block_id,) = self.pool.take(1)
+            self.tier.load(slot, block_id)
+            self.pool.register(block_id, node)
+            self.cached_in_step[block_id] = None
+            sequence.block_table.append(block_id)
 
     def missing(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks that the table lacks for `num_tokens` tokens."""

@@ -12,6 +12,7 @@ from engine.core.block_observer import BlockObserver
 from engine.core.errors import KernelBug
 from engine.core.free_list import FreeList
 from engine.core.hashing import ChainNode, PrefixIndex
+from engine.core.host_tier import HostTier
 
 
 class BlockPool:
@@ -35,6 +36,7 @@ class BlockPool:
         self._nodes: list[ChainNode | None] = []
         self._free_uncached: list[int] = []
         self._released = FreeList()
+        self.tier: HostTier | None = None
 
     @property
     def num_touched(self) -> int:
@@ -79,6 +81,9 @@ class BlockPool:
             return self.num_touched - 1
         else:
             block_id = self._released.pop()
+            node = self._nodes[block_id]
+            if self.tier is not None and node is not None:
+                self.tier.offload(block_id, node)
             self.unregister(block_id)
         self._ref_counts[block_id] = 1
         return block_id
@@ -120,6 +125,8 @@ class BlockPool:
         self._nodes[block_id] = node
         node.blocks += (block_id,)
         node.ref_count += 1
+        if self.tier is not None:
+            self.tier.drop(node)  # LAW-H1: what the pool has, the tier need not keep
 
     def unregister(self, block_id: int) -> None:
         """Ends a block's key, if it has one."""

@@ -22,6 +22,7 @@ LIMITS: dict[str, tuple[int, int | None]] = {
     "watermark_blocks": (0, None),
     "max_num_active_seqs": (0, None),
     "prefill_schedule_interval": (1, None),
+    "host_blocks": (0, 2**31 - 2),
 }
 
 
@@ -69,6 +70,8 @@ class KernelConfig:
     max_num_active_seqs: int = 0
     # Steps from one that carries prefill to the next one that may (P-R4).
     prefill_schedule_interval: int = 1
+    # Blocks of host memory that keep what the pool evicts; 0 = no host tier.
+    host_blocks: int = 0
 
     def to_json(self) -> dict[str, object]:
         """The options by name; those that came with vLLM 0.33's rules only where they are set."""
@@ -91,6 +94,8 @@ class KernelConfig:
                 self.max_num_active_seqs,
                 f"must be at most max_num_seqs={self.max_num_seqs}",
             )
+        if self.host_blocks and not self.enable_prefix_caching:
+            raise ConfigError("host_blocks", self.host_blocks, "needs enable_prefix_caching")
         if self.policy not in POLICIES:
             raise ConfigError("policy", self.policy, f"must be one of {', '.join(POLICIES)}")
         for option, (default, owners) in policy_options().items():
@@ -107,6 +112,7 @@ _ONLY_WHERE_SET = (
     "threshold_when_alone",
     "max_num_active_seqs",
     "prefill_schedule_interval",
+    "host_blocks",
 )
 _FLAGS = (
     "enable_prefix_caching",

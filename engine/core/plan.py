@@ -44,6 +44,14 @@ class Admission(NamedTuple):
     resumed: bool
 
 
+class KvCopy(NamedTuple):
+    """A block of KV that a step copies between the pool and the host tier before it computes."""
+
+    block_id: int
+    host_slot: int
+    to_host: bool
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeBatch:
     """The sequences that decode, in running order; row i computes one token.
@@ -92,7 +100,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Everything that one step does; the only thing a runner, a simulator or the log sees."""
+    """Everything that one step does; the only thing a runner, a simulator or the log sees.
+
+    `copies` are done in their order and before the step computes: one may read what another wrote.
+    """
 
     step: int
     clock: int
@@ -105,6 +116,7 @@ class StepPlan:
     num_running: int
     num_waiting: int
     num_free_blocks: int
+    copies: tuple[KvCopy, ...] = ()
 
     @property
     def num_entries(self) -> int:

@@ -174,6 +174,8 @@ class Scheduler(SchedulerViews):
         for record in records:
             for block_id in record.cached:
                 self.state.manager.pool.unregister(block_id)
+            if self.state.manager.tier is not None:
+                self.state.manager.tier.undo(record.plan.copies)
             failed.update(dict.fromkeys(entry.request_id for entry in record.plan.entries))
         reasons = {**dict.fromkeys(failed, "error"), **dict.fromkeys(self._aborting, "abort")}
         finished = self._finish(reasons, ())
@@ -264,6 +266,7 @@ class Scheduler(SchedulerViews):
             or self._aborting
             or len(self._open) > 1
             or state.partial_prefills
+            or state.manager.tier is not None  # each step may have copies of its own
             or len(plan.decode) != len(state.decodes)
             or self._ending.may_stop()
         )

@@ -184,6 +184,7 @@ class Step:
             num_running=len(state.running),
             num_waiting=len(state.waiting),
             num_free_blocks=state.manager.pool.num_free,
+            copies=state.manager.take_copies(),
         )
 
     def _plan_chunks(self, state: KernelState) -> list[Chunk]:

@@ -6,6 +6,7 @@ law names; none of them imports it but the conformance kit and the commands.
 
 from properties.laws.kernel import KERNEL_LAWS
 from properties.laws.registry import BUDGET, Law, caught, resolve
+from properties.laws.tiers import TIER_LAWS
 
 __all__ = ["BUDGET", "KERNEL_LAWS", "Law", "all_laws", "caught", "resolve"]
 
@@ -14,4 +15,4 @@ def all_laws() -> tuple[Law, ...]:
     """Every law, those of the simulator last (they need the package `sim`)."""
     from properties.laws.simulator import SIMULATOR_LAWS
 
-    return KERNEL_LAWS + SIMULATOR_LAWS
+    return KERNEL_LAWS + TIER_LAWS + SIMULATOR_LAWS

@@ -26,6 +26,7 @@ FAMILIES = {
     "L": "Liveness and lifecycle",
     "C": "Limits",
     "E": "End to end",
+    "H": "Host tier",
     "M": "Simulator",
 }
 

@@ -27,6 +27,7 @@ STATED = (
     + [f"L{i}" for i in range(1, 12)]
     + ["C1", "C2"]
     + [f"E{i}" for i in range(1, 6)]
+    + ["H1", "H2", "H3"]
     + [f"M{i}" for i in range(1, 13)]
 )
 

@@ -23,6 +23,7 @@ class MixedPolicy(Policy):
             "max_num_active_seqs",
             "prefill_schedule_interval",
             "watermark_blocks",
+            "host_blocks",
             "reserve_full_prompt",
         }
     )
@@ -114,7 +115,7 @@ class MixedPolicy(Policy):
             return False  # LAW-S2
         sequence = waiting[0]
         hits = manager.lookup(sequence)
-        start = len(hits.block_ids) * manager.block_size
+        start = hits.num_blocks * manager.block_size
         if step.decodes_only and sequence.num_tokens - start > 1:
             return False  # P-R4
         if self._needed(state, sequence, hits, step.token_budget) > manager.pool.num_free:
@@ -134,7 +135,7 @@ class MixedPolicy(Policy):
         manager, config = state.manager, state.config
         total = sequence.num_tokens
         if not config.reserve_full_prompt:
-            start = len(hits.block_ids) * manager.block_size
+            start = hits.num_blocks * manager.block_size
             total = start + self._chunk(state, total - start, budget)
         watermark = config.watermark_blocks if state.running else 0
         return manager.blocks_for(total) - len(hits.block_ids) + hits.num_free + watermark  # LAW-T5

@@ -72,7 +72,7 @@ def admit(state: KernelState, step: Step, sequence: Sequence, hits: Hits, num_to
     step.admitted.append(
         Admission(
             request_id=sequence.request_id,
-            hit_tokens=found * state.manager.block_size,
+            hit_tokens=hits.num_blocks * state.manager.block_size,
             hit_blocks_used=found - hits.num_free - hits.num_same_step,
             hit_blocks_free=hits.num_free,
             hit_blocks_same_step=hits.num_same_step,
