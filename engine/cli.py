@@ -39,6 +39,7 @@ VERBS: dict[str, Verb] = {
     ),
     "sim validate": Verb("sim.commands.validate:main", "compare simulated with measured runs"),
     "sim plan": Verb("sim.commands.plan:main", "find the capacity that meets an SLO"),
+    "sim sweep": Verb("sim.commands.sweep:main", "draw curves: any option against any figure"),
     "sim diff": Verb("sim.commands.diff:main", "compare the results of two simulated runs"),
     "generate": Verb("engine.commands.generate:main", "generate text with the real engine"),
     "serve": Verb(

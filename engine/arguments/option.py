@@ -93,6 +93,15 @@ class Option:
         self.check(value)
         return value
 
+    def words(self, value: object) -> list[str]:
+        """The words of a command line that give the option a value."""
+        flag = self.flags[0]
+        if isinstance(value, bool):
+            if value or not self.switch:
+                return [flag if value else f"--no-{flag[2:]}"]
+            return []
+        return [flag, *map(str, value if isinstance(value, list) else [value])]
+
     def check_belongs(self, value: object, situations: Collection[str]) -> None:
         """Raises ConfigError where none of the situations is one that the option belongs to."""
         if self.belongs_to and not set(self.belongs_to) & set(situations):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Container
 from dataclasses import fields, replace
 
 from engine.arguments.parser import Group, VerbParser, check_applies
@@ -63,15 +64,21 @@ _DEFAULTS: dict[str, object] = {
 
 def add_options(parser: VerbParser) -> None:
     """Adds all options of a run."""
+    run = add_run_options(parser)
+    for name in ("out", "json"):
+        _add(parser, name, run)
+
+
+def add_run_options(parser: VerbParser, without: Container[str] = ()) -> Group:
+    """Adds what decides a run, all but some; returns the group of run and output."""
     add_workload_options(parser)
     add_deployment_options(parser)
     run = parser.add_argument_group("run and output")
     _add(parser, "seed", run)
     for option in RUN:
-        if option.name not in ("router", "until", "kv_cache_dtype"):
+        if option.name not in ("router", "until", "kv_cache_dtype") and option.name not in without:
             _add(parser, option.name, run)
-    for name in ("out", "json"):
-        _add(parser, name, run)
+    return run
 
 
 def add_workload_options(parser: VerbParser) -> None:

@@ -6,7 +6,7 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,10 +60,10 @@ def parser_of_run() -> VerbParser:
     return parser
 
 
-def run_of(arguments: argparse.Namespace, shown: bool = False) -> Run:
+def run_of(arguments: argparse.Namespace, shown: bool = False, notes: bool = True) -> Run:
     """The run that parsed arguments describe, its files written if they ask for them.
 
-    With `shown` a terminal gets a progress line.
+    With `shown` a terminal gets a progress line; `notes` on how a trace was read go to stderr.
     """
     slos_ms = parse_goodput(arguments.goodput)
     deployment = deployment_of(arguments)
@@ -74,7 +74,7 @@ def run_of(arguments: argparse.Namespace, shown: bool = False) -> Run:
         output.check()
     parts = build(deployment, arguments.seed)
     workload = load_workload(arguments)
-    for line in reading_notes(workload):
+    for line in reading_notes(workload) if notes else ():
         print(f"note: {workload.name}: {line}", file=sys.stderr)
     plan = RunPlan(workload, deployment, options, slos_ms, arguments.seed)
     try:
@@ -140,17 +140,16 @@ def _intervals_of(arguments: argparse.Namespace, plan: RunPlan, shown: bool) -> 
 
 def command_of(arguments: argparse.Namespace) -> str:
     """The command line that the arguments came from, without what only shows or writes."""
-    words = ["lockstep", "sim", "run"]
+    return shlex.join(["lockstep", "sim", "run", *words_of(arguments, ("out", "json"))])
+
+
+def words_of(arguments: argparse.Namespace, without: Container[str]) -> list[str]:
+    """The written options as words of a command line, all but some."""
+    words = []
     for name, option in arguments.options.items():
-        value = getattr(arguments, name)
-        if name not in arguments.given or name in ("out", "json"):
-            continue
-        flag = f"--{name.replace('_', '-')}"
-        if isinstance(value, bool):
-            words.append(flag if value or option.switch else f"--no-{flag[2:]}")
-        else:
-            words += [flag, *map(str, value if isinstance(value, list) else [value])]
-    return shlex.join(words)
+        if name in arguments.given and name not in without:
+            words += option.words(getattr(arguments, name))
+    return words
 
 
 def _print_result(run: Run, as_json: bool, out: Path | None) -> None:

@@ -44,11 +44,46 @@ def content_digest(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+class JsonCache:
+    """One small file per result, by the digest of what decides it.
+
+    A file that cannot be read counts as not there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def load(self, key: str) -> dict[str, Any] | None:
+        """The document of that key."""
+        try:
+            document = json.loads(self._path(key).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return document if isinstance(document, dict) else None
+
+    def store(self, key: str, document: dict[str, Any]) -> None:
+        """Keeps a document.
+
+        Raises:
+            InputError: the folder cannot be written.
+        """
+        path = self._path(key)
+        try:
+            # Made with the first result: a study that cannot run leaves no folder behind.
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{self._folder}: cannot be written ({error.strerror})") from None
+        write_text(path, json.dumps(document, allow_nan=False))
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key[:32]}.json"
+
+
 class ResultCache:
-    """One small file per trial; a file that cannot be read counts as not there."""
+    """The results of trials."""
 
     def __init__(self, folder: Path, source: Source) -> None:
-        self._folder = folder
+        self._results = JsonCache(folder)
         spec = asdict(source.spec)
         spec["trace"] = source.digest  # the content counts, not where it lies
         self._context = content_digest([code_digest(), spec])
@@ -63,26 +98,16 @@ class ResultCache:
 
     def get(self, key: str) -> TrialResult | None:
         """The result of an earlier run of the same trial."""
+        document = self._results.load(key)
         try:
-            document = json.loads(self._path(key).read_text(encoding="utf-8"))
-            return TrialResult(**document)
-        except (OSError, ValueError, TypeError):
+            return None if document is None else TrialResult(**document)
+        except TypeError:
             return None
 
     def put(self, key: str, result: TrialResult) -> None:
         """Keeps a result; failures are not kept, so that a later run tries again."""
-        if result.error is not None:
-            return
-        path = self._path(key)
-        try:
-            # Made with the first result: a study that cannot run leaves no folder behind.
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{self._folder}: cannot be written ({error.strerror})") from None
-        write_text(path, json.dumps(plain(result), allow_nan=False))
-
-    def _path(self, key: str) -> Path:
-        return self._folder / f"{key[:32]}.json"
+        if result.error is None:
+            self._results.store(key, plain(result))
 
     def _named_files(self, trial: Trial) -> dict[str, str]:
         """Digests of the files that a configuration names."""

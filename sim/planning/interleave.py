@@ -51,7 +51,7 @@ class Driver:
 
     def __init__(
         self,
-        executor: Executor,
+        executor: Executor[Trial, TrialResult],
         cache: ResultCache,
         on_trial: Callable[[str, Trial, TrialResult, bool], None] | None = None,
         on_answer: Callable[[int, int], None] | None = None,

@@ -99,8 +99,11 @@ class Worker:
         try:
             return self._run(trial)
         except (LockstepError, MemoryError, AssertionError) as error:
-            text = " ".join(f"{type(error).__name__}: {error}".split())
-            return TrialResult(trial.rate, trial.seed, trial.num_requests, error=text)
+            return self.failed(trial, " ".join(f"{type(error).__name__}: {error}".split()))
+
+    def failed(self, trial: Trial, text: str) -> TrialResult:
+        """The result of a trial that did not come to its end."""
+        return TrialResult(trial.rate, trial.seed, trial.num_requests, error=text)
 
     def _run(self, trial: Trial) -> TrialResult:
         """Runs longer and longer until the run lasts long enough, or is the longest."""

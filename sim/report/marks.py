@@ -9,16 +9,25 @@ from html import escape
 from sim.report.svg import BOTTOM, COLOURS, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, grid
 
 Points = Sequence[tuple[float, float]]
+Bar = tuple[tuple[float, float], tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """One named set of points; `line` joins them. Without a colour it takes the next one."""
+    """One named set of points; `line` joins them. Without a colour it takes the next one.
+
+    `bars` are intervals of the points: horizontal or vertical lines between two places. The line
+    goes from left to right, or from point to point as they come if they are not `ordered`. `rings`
+    are places with a ring and their name beside it.
+    """
 
     name: str
     points: Points
     line: bool = True
     colour: str | None = None
+    bars: Sequence[Bar] = ()
+    rings: Sequence[tuple[str, tuple[float, float]]] = ()
+    ordered: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,7 @@ def marked_chart(
 ) -> str:
     """An SVG chart; points above `y_top` are drawn at its edge."""
     points = [point for one in marks for point in one.points]
+    points += [end for one in marks for bar in one.bars for end in bar]
     if not points:
         return '<p class="empty">nothing to plot</p>'
     x_high = max(x for x, _ in points) * 1.04 or 1.0
@@ -54,15 +64,34 @@ def marked_chart(
     parts += [_guide(guide, x_axis, y_axis) for guide in guides]
     for index, one in enumerate(marks):
         colour = _colour(one, index)
-        places = [(x_axis.place(x), y_axis.place(min(y, top))) for x, y in sorted(one.points)]
-        if one.line:
+        drawn = sorted(one.points) if one.ordered else one.points
+        places = [(x_axis.place(x), y_axis.place(min(y, top))) for x, y in drawn]
+        parts += [_bar(bar, x_axis, y_axis, colour) for bar in one.bars]
+        if one.line and places:
             path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
             parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places]
+        parts += [_ring(name, place, x_axis, y_axis, colour) for name, place in one.rings]
     parts.append("</svg>")
     if len(marks) > 1:
         parts.append(_legend(marks))
     return "".join(parts)
+
+
+def _bar(bar: Bar, x_axis: Axis, y_axis: Axis, colour: str) -> str:
+    (x1, y1), (x2, y2) = ((x_axis.place(x), y_axis.place(min(y, y_axis.high))) for x, y in bar)
+    return (
+        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"'
+        ' stroke-width="3" stroke-opacity=".4"/>'
+    )
+
+
+def _ring(name: str, place: tuple[float, float], x_axis: Axis, y_axis: Axis, colour: str) -> str:
+    x, y = x_axis.place(place[0]), y_axis.place(min(place[1], y_axis.high))
+    return (
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="7" fill="none" stroke="{colour}" stroke-width="2"/>'
+        f'<text x="{x - 10:.1f}" y="{max(y - 9, TOP + 10):.1f}" class="end">{escape(name)}</text>'
+    )
 
 
 def _colour(marks: Marks, index: int) -> str:

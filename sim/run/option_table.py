@@ -112,6 +112,10 @@ SPLIT = (
 )  # fmt: skip
 
 OTHER_VERBS = (
+    Option(name="vary", kind=str, repeated=True, metavar="OPTION=VALUES",
+           help="values, as 1,2,4 or LOW:HIGH:COUNT; more than once for a grid"),
+    Option(name="seeds", kind=int, least=1, most=1000,
+           help="runs of each point, with as many seeds from --seed on"),
     Option(name="init", kind=bool, switch=True, help="write a commented example study"),
     Option(name="cache", kind=Path, metavar="DIR", help="where runs are kept"),
     Option(name="ray", kind=str, metavar="ADDRESS",

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from sim.planning.interleave import Driver, Failure
 from sim.planning.parse import read_study
 from sim.planning.sampling import load_source
 from sim.planning.space import all_choices, candidate_of
-from sim.planning.trial import Trial
+from sim.planning.trial import Trial, Worker
 
 STUDY = """
 workload: {generator: poisson, prompt: 64, output: 16}
@@ -159,7 +160,7 @@ def test_searches_share_a_trial_and_a_failure_ends_only_its_search(study, tmp_pa
 
     broken = Trial(*[getattr(trials[0], name) for name in Trial.__slots__])
     object.__setattr__(broken, "num_requests", 0)
-    with SerialExecutor(source) as executor:
+    with SerialExecutor(partial(Worker, source)) as executor:
         driver = Driver(
             executor, ResultCache(tmp_path / "cache", source), lambda *event: told.append(event)
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def plan(path: Path, out: Path, *options: str) -> bytes:
 
 def test_the_run_of_a_killed_process_is_run_again(study):
     source, trials = trials_of(study)
-    with ProcessExecutor(source, 1) as executor:
+    with ProcessExecutor(partial(Worker, source), 1) as executor:
         executor.submit("a", trials[0])
         ((_, (process, _, _)),) = executor._busy.items()
         process.kill()
@@ -81,7 +82,7 @@ def test_a_run_that_no_process_survives_fails_alone(study, monkeypatch):
                     process.kill()
 
     monkeypatch.setattr(ProcessExecutor, "submit", deadly)
-    with ProcessExecutor(source, 1) as executor:
+    with ProcessExecutor(partial(Worker, source), 1) as executor:
         executor.submit("a", trials[0])
         key, result = executor.next_result()
         assert key == "a"
@@ -114,7 +115,7 @@ def test_the_run_of_a_killed_ray_worker_is_run_again(study, tmp_path, cluster, m
     source, trials = trials_of(study)
     deaths = tmp_path / "deaths"
     deaths.mkdir()
-    with RayExecutor(deadly(source, deaths, most), cluster.address) as executor:
+    with RayExecutor(partial(Worker, deadly(source, deaths, most)), cluster.address) as executor:
         executor.submit("a", trials[0])
         executor.submit("b", trials[1])
         results = dict(executor.next_result() for _ in range(2))
