@@ -49,7 +49,9 @@ _NOT_VARIED = (*_OWN, "trace", "workload", "goodput")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Carries out a sweep; returns 0, with points that cannot run left out and named.
+    """Carries out a sweep; points that cannot run are left out and named.
+
+    Returns 0, or 1 if a run broke off for a reason that is not its options'.
 
     Raises:
         ConfigError, InputError: the command line is wrong, or no point of the grid can run.
@@ -83,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
             write_tables(sweep, folder.path)
             write_text(folder.path / REPORT, render_sweep(sweep))
     _print(sweep, arguments.json, arguments.out)
-    return 0
+    return int(any(run.crashed for point in points for run in point.runs))
 
 
 def _axes(arguments: argparse.Namespace) -> list[Axis]:

@@ -31,13 +31,13 @@ class SweepRunner:
             arguments = parser_of_run().parse(task.words)
             return figures_of(run_of(arguments, notes=False).summary, task.seed)
         except (ConfigError, InputError) as error:
-            return self.failed(task, " ".join(str(error).split()))
+            return RunFigures(task.seed, error=" ".join(str(error).split()))
         except (LockstepError, MemoryError, AssertionError) as error:
             return self.failed(task, " ".join(f"{type(error).__name__}: {error}".split()))
 
     def failed(self, task: SweepRun, text: str) -> RunFigures:
-        """The result of a run that did not come to its end."""
-        return RunFigures(task.seed, error=text)
+        """The result of a run that broke off for a reason that is not its options'."""
+        return RunFigures(task.seed, error=text, crashed=True)
 
 
 class SweepCache:

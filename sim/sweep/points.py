@@ -44,6 +44,7 @@ class RunFigures:
     rejected: int = 0
     extrapolated: int = 0
     error: str | None = None
+    crashed: bool = False
 
 
 def figures_of(summary: RunSummary, seed: int) -> RunFigures:

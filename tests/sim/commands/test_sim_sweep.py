@@ -100,6 +100,19 @@ def test_a_changed_trace_is_run_anew(tmp_path, monkeypatch):
     assert found[0] != found[1]
 
 
+def test_a_run_that_breaks_off_makes_the_sweep_fail(tmp_path, monkeypatch, capsys):
+    def run(arguments, **rest):
+        assert arguments.rate != 2, "a defect"
+        return real(arguments, **rest)
+
+    real = sweep_runs.run_of
+    monkeypatch.setattr(sweep_runs, "run_of", run)
+    words = ("--vary", "rate=1,2", "--seeds", "1", "--out", str(tmp_path / "s"))
+    assert main(["sim", "sweep", *WORKLOAD, *words]) == 1
+    assert "left out: rate=2: AssertionError: a defect" in capsys.readouterr().err
+    assert (tmp_path / "s" / "sweep.csv").exists()
+
+
 def test_points_that_cannot_run_are_left_out_and_named(tmp_path, capsys):
     files = sweep(tmp_path / "s", "--vary", "tp=1,3", "--seeds", "1")
     assert "left out: tp=3: tp=3: " in capsys.readouterr().err
