@@ -99,7 +99,8 @@ class AsyncServer(Server):
             return Launched(plan, features, open_plans, start_ns, decided_ns, start_ns)
         begins_ns = max(self._device_end_ns, decided_ns + host.prepare_ns(features))
         launched_ns = decided_ns + host.launch_ns(features, now)
-        ends_ns = begins_ns + self._cost.step_time_ns(features)
+        step_ns = self._cost.step_time_ns(features)
+        ends_ns = begins_ns + self._with_copies(plan, step_ns)
         if features.chunks:
             ends_ns = max(ends_ns, launched_ns)
         self._device_end_ns = ends_ns

@@ -17,6 +17,7 @@ from engine.core import KernelConfig, Prompt, Request, RequestId, Scheduler
 from engine.core.plan import DecodeBatch, StepPlan
 from engine.steplog.api import AddRecord, DecodeRunEvent, StepEvent, StepListener
 from sim.cluster.clock import SCHEDULE, STEP_END, Clock, Moment
+from sim.cluster.host_link import HostLink
 from sim.cost.features import (
     CostModel,
     EngineCostModel,
@@ -80,6 +81,7 @@ class Server:
         self._env, self._config, self._cost = env, config, cost
         self._run_cost = cost if isinstance(cost, RunCostModel) and not step_by_step else None
         self._engine_cost = cost if isinstance(cost, EngineCostModel) else None
+        self.host_link: HostLink | None = None
         self._intake_ns = 0
         self._ledger, self._on_finish, self._log = ledger, on_finish, log
         self._live: dict[RequestId, Live] = {}
@@ -201,9 +203,16 @@ class Server:
             durations = self._run_cost.decode_run_ns(
                 features.num_decodes, features.decode_context_sum, steps, features.kv_shared_tokens
             )
+        if plan.copies:
+            durations = [self._with_copies(plan, durations[0])]
         ends = list(accumulate(durations, initial=now))
         del ends[0]
         self._flight = Flight(plan, features, now, durations, ends)
+
+    def _with_copies(self, plan: StepPlan, duration_ns: int) -> int:
+        """How long a step takes with its copies; with a host tier steps come one by one."""
+        link = self.host_link
+        return duration_ns if link is None else link.step_ns(duration_ns, plan.copies)
 
     def _note_queues(self, plan: StepPlan, now: int) -> None:
         ledger, stats = self._ledger, self.stats
@@ -212,6 +221,8 @@ class Server:
             ledger.preempted(live.row, now)
             self._num_sharers -= live.sharer
             live.sharer = False
+        loads = sum([not copy.to_host for copy in plan.copies])
+        stats.host_hit_tokens += loads * self._config.block_size
         for admission in plan.admitted:
             live = self._live[admission.request_id]
             queried = self.scheduler.num_known_tokens(admission.request_id)

@@ -17,6 +17,7 @@ from sim.run.option_table import (
     ARCHIVE,
     GAMMA,
     HASHED,
+    HOST_TIER,
     IN_CHARACTERS,
     RECORDED,
     RUN,
@@ -105,7 +106,7 @@ def _add(parser: VerbParser, name: str, group: Group) -> None:
 def _deployment_defaults() -> dict[str, object]:
     """The fields of a deployment that a command line can set, in the order of the table."""
     order = [option.name for option in DEPLOYMENT_OPTIONS]
-    order += [option.name for option in SPLIT]
+    order += [option.name for option in (*SPLIT, *HOST_TIER)]
     order += ["router", "dtype", "kv_cache_dtype", "engine"]
     default = Deployment()
     names = [field.name for field in fields(Deployment) if field.name not in _NOT_OPTIONS]

@@ -85,6 +85,13 @@ class CacheUse:
     first_admission_hit_tokens: int
     first_admission_queried_tokens: int
     first_admission_hit_rate: float
+    # Of a run with a host tier: what admissions found there, part of `prefix_hit_tokens`.
+    host_hit_tokens: int | None = None
+    host_hit_rate: float | None = None
+
+    def to_json(self) -> Json:
+        """Figures of a tier only where there is one."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +234,7 @@ class SimFigures:
             "rejections": dict(self.rejections),
             "num_preemptions": self.num_preemptions,
             "num_preempted_requests": self.num_preempted_requests,
-            **asdict(self.cache),
+            **self.cache.to_json(),
             **self.load.to_json(),
             **asdict(self.efficiency),
             "slo_ms": dict(self.slo_ms),

@@ -59,6 +59,7 @@ class ServerStats:
     batch_steps: dict[int, int] = field(default_factory=dict)
     running_ns: int = 0
     hit_tokens: int = 0
+    host_hit_tokens: int = 0
     queried_tokens: int = 0
     first_hit_tokens: int = 0
     first_queried_tokens: int = 0

@@ -178,7 +178,7 @@ def _sim_figures(result: RunResult, times: Sequence[RequestTimes], facts: RunFac
         rejections=dict(sorted(ledger.rejections.items())),
         num_preemptions=sum(ledger.preemptions),
         num_preempted_requests=sum(1 for count in ledger.preemptions if count),
-        cache=_cache(servers),
+        cache=_cache(servers, "host_blocks" in facts.provenance.kernel),
         load=_load(result),
         efficiency=_efficiency(servers, facts.hardware, facts.tp),
         slo_ms=dict(facts.slos_ms),
@@ -249,11 +249,12 @@ def _peak_tokens_per_second(servers: Sequence[ServerStats]) -> float:
     return float(max(totals))
 
 
-def _cache(servers: Sequence[ServerStats]) -> CacheUse:
+def _cache(servers: Sequence[ServerStats], has_tier: bool) -> CacheUse:
     hits = sum(server.hit_tokens for server in servers)
     queried = sum(server.queried_tokens for server in servers)
     first_hits = sum(server.first_hit_tokens for server in servers)
     first_queried = sum(server.first_queried_tokens for server in servers)
+    host_hits = sum(server.host_hit_tokens for server in servers) if has_tier else None
     return CacheUse(
         hits,
         queried,
@@ -261,6 +262,8 @@ def _cache(servers: Sequence[ServerStats]) -> CacheUse:
         first_hits,
         first_queried,
         _ratio(first_hits, first_queried),
+        host_hits,
+        None if host_hits is None else _ratio(host_hits, queried),
     )
 
 

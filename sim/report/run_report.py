@@ -72,6 +72,8 @@ def fact_rows(summary: RunSummary) -> list[list[str]]:
         ["KV utilisation, mean / peak", _pair(load.mean_kv_utilisation, load.peak_kv_utilisation)],
         ["prefix hit rate, all / first admission",
          _pair(cache.prefix_hit_rate, cache.first_admission_hit_rate)],
+        *([] if cache.host_hit_rate is None else
+          [["of these from the host tier, all", number(cache.host_hit_rate)]]),
         ["preemptions", number(sim.num_preemptions)],
         ["MFU / MBU of busy time", _pair(efficiency.mfu, efficiency.mbu)],
     ]  # fmt: skip

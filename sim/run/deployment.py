@@ -48,6 +48,9 @@ class Deployment:
     kv_transfer_gb_per_s: float = 50.0
     kv_transfer_latency_us: float = 100.0
     kv_transfer_layerwise: bool = False
+    host_tier_gb: float = 0.0
+    host_tier_gb_per_s: float = 50.0
+    host_tier_overlap: bool = False
     router: str = "round-robin"
     policy: str = "mixed"
     block_size: int = 16
@@ -89,6 +92,7 @@ def deployment_with(given: Mapping[str, Any]) -> Deployment:
         ConfigError: no such engine or hardware.
     """
     given = {**given, **split_replicas(given)}
+    check_host_tier(given)
     if given.get("engine") is None:
         return Deployment(**given)
     hardware = hardware_named(given.get("hardware", Deployment().hardware))
@@ -96,6 +100,25 @@ def deployment_with(given: Mapping[str, Any]) -> Deployment:
     if given.get("prefill_replicas"):
         options = {name: value for name, value in options.items() if name != "async_scheduling"}
     return Deployment(**{**options, **given})
+
+
+def check_host_tier(given: Mapping[str, Any]) -> None:
+    """Refuses a host tier where there can be none, and what belongs to one that is not there.
+
+    Raises:
+        ConfigError: names the option.
+    """
+    size = given.get("host_tier_gb")
+    if not size:
+        for name in ("host_tier_gb_per_s", "host_tier_overlap"):
+            if given.get(name) is not None:
+                raise ConfigError(name, given[name], "belongs to a run with --host-tier-gb")
+    elif given.get("prefill_replicas"):
+        raise ConfigError("host_tier_gb", size, "is not simulated with prefill_replicas")
+    elif given.get("prefix_caching") is False:
+        raise ConfigError("host_tier_gb", size, "needs prefix_caching")
+    elif given.get("policy", "mixed") == "prefill_first":
+        raise ConfigError("host_tier_gb", size, "belongs to policy mixed and priority")
 
 
 def split_replicas(given: Mapping[str, Any]) -> dict[str, int]:
@@ -218,7 +241,21 @@ def _kernel_config(
             f"{model.name} attends to a sliding window of {model.window} tokens, which is not"
             f" modelled; with max_model_len={model.window} no request exceeds it",
         )
-    return replace(checked, num_blocks=num_blocks, max_model_len=max_model_len)
+    kernel = replace(checked, num_blocks=num_blocks, max_model_len=max_model_len)
+    if not deployment.host_tier_gb:
+        return kernel
+    return replace(kernel, host_blocks=_host_blocks(deployment, model))
+
+
+def _host_blocks(deployment: Deployment, model: ModelShape) -> int:
+    """Blocks of a replica's host tier."""
+    tp = deployment.tp
+    block_bytes = deployment.block_size * model.kv_bytes_per_token(tp) * tp
+    found = int(deployment.host_tier_gb * 1e9 / block_bytes)
+    if not found:
+        reason = f"holds no block; a block of {model.name} has {block_bytes} bytes"
+        raise ConfigError("host_tier_gb", deployment.host_tier_gb, reason)
+    return found
 
 
 def _asked(deployment: Deployment, model: ModelShape, hardware: Hardware) -> Asked:

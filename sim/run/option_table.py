@@ -111,6 +111,16 @@ SPLIT = (
            help="send the KV of a layer while the next ones are computed"),
 )  # fmt: skip
 
+# Host memory behind the pool of every replica.
+HOST_TIER = (
+    Option(name="host_tier_gb", kind=float, least=0, most=1e6, metavar="GB",
+           help="host memory of each replica that keeps what its KV pool evicts"),
+    Option(name="host_tier_gb_per_s", kind=float, above=0, most=1e6, metavar="GB/S",
+           help="bandwidth between each GPU and the host tier, both directions together"),
+    Option(name="host_tier_overlap", kind=bool,
+           help="copy to and from the host tier while the step computes"),
+)  # fmt: skip
+
 OTHER_VERBS = (
     Option(name="vary", kind=str, repeated=True, metavar="OPTION=VALUES",
            help="values, as 1,2,4 or LOW:HIGH:COUNT; more than once for a grid"),
@@ -169,7 +179,9 @@ CLIENT = (
            help="write the result in the keys of vllm bench serve --save-detailed"),
 )  # fmt: skip
 
-SIM_TABLE = Table((*table.TABLE.options(), *WORKLOAD, *RUN, *SPLIT, *OTHER_VERBS, *TWIN, *CLIENT))
+SIM_TABLE = Table(
+    (*table.TABLE.options(), *WORKLOAD, *RUN, *SPLIT, *HOST_TIER, *OTHER_VERBS, *TWIN, *CLIENT)
+)
 
 
 def workload_situations(name: str, kind: str) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 from engine.steplog.api import LogHeader, StepListener
 from sim.cluster.fleet import FleetSimulation, Member
+from sim.cluster.host_link import HostLink
 from sim.cluster.prefill_decode import KvLink
 from sim.cluster.router import make_router
 from sim.cluster.simulation import RunOptions, Simulation
@@ -14,7 +15,7 @@ from sim.metrics.result import RunResult
 from sim.metrics.run_summary import Provenance, RunIntervals, RunSummary
 from sim.metrics.summary import RunFacts, summarize
 from sim.run.deployment import Deployment, Parts, build, check_ranges, num_extrapolated, versions
-from sim.run.option_table import SPLIT
+from sim.run.option_table import HOST_TIER, SPLIT
 from sim.workloads.table import Workload
 
 
@@ -95,7 +96,7 @@ def _simulation(
     deployment = plan.deployment
     router = make_router(deployment.router)
     if not deployment.prefill_replicas:
-        return Simulation(
+        simulation = Simulation(
             plan.workload,
             parts.kernel,
             parts.costs,
@@ -105,6 +106,14 @@ def _simulation(
             log,
             on_progress,
         )
+        if deployment.host_tier_gb:
+            block_bytes = deployment.block_size * parts.model.kv_bytes_per_token(deployment.tp)
+            link = HostLink(
+                block_bytes, deployment.host_tier_gb_per_s, deployment.host_tier_overlap
+            )
+            for server in simulation.servers:
+                server.host_link = link
+        return simulation
     roles = ["prefill"] * deployment.prefill_replicas + ["decode"] * deployment.decode_replicas
     return FleetSimulation(
         plan.workload,
@@ -132,6 +141,9 @@ def provenance(plan: RunPlan, parts: Parts) -> Provenance:
     if not deployment["prefill_replicas"]:
         for split in SPLIT:
             del deployment[split.name]
+    if not deployment["host_tier_gb"]:
+        for host in HOST_TIER:
+            del deployment[host.name]
     for option in ("expert_parallel", "async_scheduling", "watermark_blocks", "engine"):
         if not deployment[option]:
             del deployment[option]
