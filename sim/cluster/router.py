@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -16,6 +17,11 @@ class Replica(Protocol):
     @property
     def outstanding_tokens(self) -> int:
         """Prompt tokens and outputs so far of the unfinished requests."""
+        ...
+
+    @property
+    def kv_use(self) -> float:
+        """Share of its KV blocks that unfinished requests hold."""
         ...
 
     def sync(self) -> None:
@@ -52,6 +58,36 @@ class LeastOutstandingTokens:
         for replica in replicas:
             replica.sync()
         return min(range(len(replicas)), key=lambda index: replicas[index].outstanding_tokens)
+
+
+class LeastKv:
+    """The replica with the least of its KV pool in use; of equals, the one with fewest tokens.
+
+    Waiting requests hold no blocks yet, so those who arrive together are told apart by tokens.
+    """
+
+    def choose(self, prompt: Prompt, replicas: Sequence[Replica]) -> int:
+        """Index of the replica."""
+        for replica in replicas:
+            replica.sync()
+        loads = [(replica.kv_use, replica.outstanding_tokens) for replica in replicas]
+        return loads.index(min(loads))
+
+
+class PowerOfTwo:
+    """The replica with fewer outstanding tokens of two that are drawn by lot.
+
+    The lots have a seed of their own, so that a run can be repeated.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self._lots = random.Random(seed)
+        self._least = LeastOutstandingTokens()
+
+    def choose(self, prompt: Prompt, replicas: Sequence[Replica]) -> int:
+        """Index of the replica."""
+        drawn = sorted(self._lots.sample(range(len(replicas)), min(2, len(replicas))))
+        return drawn[self._least.choose(prompt, [replicas[index] for index in drawn])]
 
 
 class PrefixAffine:
@@ -111,6 +147,8 @@ ROUTERS: dict[str, Callable[[], Router]] = {
     "round-robin": RoundRobin,
     "least-tokens": LeastOutstandingTokens,
     "prefix-affine": PrefixAffine,
+    "least-kv": LeastKv,
+    "power-of-two": PowerOfTwo,
 }
 
 

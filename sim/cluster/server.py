@@ -139,6 +139,11 @@ class Server:
         """Prompt tokens and outputs so far of the unfinished requests (after `sync`)."""
         return self._prompt_tokens + self._output_tokens
 
+    @property
+    def kv_use(self) -> float:
+        """Share of the KV blocks that unfinished requests hold (after `sync`)."""
+        return 1 - self.scheduler.num_free_blocks / self._config.num_blocks
+
     def sync(self) -> None:
         """Commits the steps that have ended by now and opens the plan of the one that runs."""
         flight = self._flight

@@ -72,6 +72,18 @@ def test_skipping_gives_the_same_bytes_as_stepping(tmp_path, case, policy, repli
     assert outputs[0] == outputs[1]
 
 
+@pytest.mark.parametrize("router", ["least-kv", "power-of-two"])
+def test_routers_see_the_same_load_whether_steps_are_skipped_or_not(tmp_path, router):
+    workload = synthetic("sessions", seed=1, num_requests=60, rate=20.0, think_s=0.2)
+    tables = []
+    for step_by_step in (False, True):
+        options = RunOptions(step_by_step=step_by_step)
+        finished = run(workload, options=options, replicas=3, router=router, num_kv_blocks=1200)
+        write_requests_csv(finished, tmp_path / "requests.csv")
+        tables.append((tmp_path / "requests.csv").read_bytes())
+    assert tables[0] == tables[1]
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_skipping_equals_stepping_with_calibrated_costs(tmp_path, replicas):
     """Their steps depend on recent steps, and taking in requests takes time between steps."""

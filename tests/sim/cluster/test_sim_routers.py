@@ -6,13 +6,22 @@ import pytest
 from sim_testing import ours, run, synthetic
 
 from engine.core import ConfigError, Prompt
-from sim.cluster.router import LeastOutstandingTokens, PrefixAffine, RoundRobin, make_router
+from sim.cluster.router import (
+    ROUTERS,
+    LeastKv,
+    LeastOutstandingTokens,
+    PowerOfTwo,
+    PrefixAffine,
+    RoundRobin,
+    make_router,
+)
 
 
 @dataclass
 class Load:
     outstanding_tokens: int
     synced: int = 0
+    kv_use: float = 0.0
 
     def sync(self) -> None:
         self.synced += 1
@@ -28,6 +37,24 @@ def test_least_outstanding_tokens_looks_at_the_present_load():
     replicas = [Load(9), Load(4), Load(4)]
     assert LeastOutstandingTokens().choose(Prompt([1]), replicas) == 1
     assert all(replica.synced for replica in replicas)
+
+
+def test_least_kv_looks_at_the_share_in_use_and_then_at_tokens():
+    replicas = [Load(1, kv_use=0.5), Load(9, kv_use=0.25), Load(7, kv_use=0.25)]
+    assert LeastKv().choose(Prompt([1]), replicas) == 2
+    assert all(replica.synced for replica in replicas)
+
+
+def test_power_of_two_takes_the_lighter_of_two_and_never_the_heaviest():
+    replicas = [Load(4), Load(9), Load(1), Load(6)]
+    router, again = PowerOfTwo(), PowerOfTwo()
+    chosen = [router.choose(Prompt([1]), replicas) for _ in range(200)]
+    assert set(chosen) == {0, 2, 3}
+    # Of the six pairs three have the lightest, two more the next.
+    assert chosen.count(2) > chosen.count(0) > chosen.count(3)
+    assert chosen == [again.choose(Prompt([1]), replicas) for _ in range(200)]
+    assert sum(replica.synced for replica in replicas) == 2 * 400
+    assert PowerOfTwo().choose(Prompt([1]), replicas[:1]) == 0
 
 
 def test_prefix_affinity_sends_a_prefix_where_it_went_before():
@@ -63,7 +90,7 @@ def test_an_unknown_router_is_refused():
         make_router("random")
 
 
-@pytest.mark.parametrize("router", ["round-robin", "least-tokens", "prefix-affine"])
+@pytest.mark.parametrize("router", list(ROUTERS))
 def test_every_request_is_served_once_whatever_the_router(router):
     workload = synthetic("sessions", num_requests=60, rate=10.0)
     finished = run(workload, replicas=3, router=router)
