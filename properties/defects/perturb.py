@@ -29,6 +29,9 @@ class _Dice:
         self.rng = Random(seed)
         self.active = {point for point in POINTS if self.rng.random() < 0.5}
         self.refused = False
+        # Of this step, by tokens that are left and budget: who asks for blocks and who takes them
+        # must hear the same.
+        self.splits: dict[tuple[int, int], int] = {}
 
     def roll(self, point: str, chance: float) -> bool:
         """Whether a point acts now."""
@@ -64,9 +67,11 @@ class _PerturbedMixed(MixedPolicy):
     def _chunk(self, state: KernelState, remaining: int, budget: int) -> int:
         """`split`: a chunk may end early."""
         count = super()._chunk(state, remaining, budget)
-        if count > 1 and self.dice.roll("split", 0.3):
-            return self.dice.rng.randint(1, count)
-        return count
+        splits = self.dice.splits
+        if (remaining, budget) not in splits:
+            is_split = count > 1 and self.dice.roll("split", 0.3)
+            splits[remaining, budget] = self.dice.rng.randint(1, count) if is_split else count
+        return min(count, splits[remaining, budget])
 
 
 class _PerturbedPriority(PriorityPolicy, _PerturbedMixed):
@@ -101,6 +106,7 @@ class Perturbed(Planted):
 
     def _begin_step(self, tokens_open: bool) -> Step:
         """`evict` and `victim`: before a step, a free block loses its key, a request its blocks."""
+        self.dice.splits.clear()
         pool = self.state.manager.pool
         keyed = [block for block in pool.free_order() if pool.node_of(block) is not None]
         if keyed and self.dice.roll("evict", 0.3):
