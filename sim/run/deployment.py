@@ -195,6 +195,8 @@ def _expert_ranks(deployment: Deployment, model: ModelShape) -> int:
         return deployment.tp
     if not isinstance(model, MoeShape) or not model.is_mixture:
         raise ConfigError("expert_parallel", True, f"{model.name} has no experts")
+    if deployment.prefill_replicas:
+        raise ConfigError("expert_parallel", True, "is not simulated with prefill_replicas")
     ranks = deployment.replicas * deployment.tp
     if model.num_experts % ranks:
         raise ConfigError(

@@ -43,6 +43,11 @@ class Twin:
         parts: Parts | None = None,
         kv_events: KvEventsOptions | None = None,
     ) -> None:
+        for option in ("prefill_replicas", "decode_replicas", "host_tier_gb"):
+            value = getattr(deployment, option)
+            if value:
+                reason = "is simulated by sim run alone: a twin's replicas are whole, with one pool"
+                raise ConfigError(option, value, reason)
         options.faults.check(deployment.replicas)
         self._deployment, self._options, self._log = deployment, options, log
         self._parts = parts = parts or build(deployment, options.seed)
