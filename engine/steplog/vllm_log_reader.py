@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Meta
 
 from engine.core.errors import ConfigError, InputError
 from engine.steplog.files import read_lines
 from engine.steplog.vllm_log import FORMAT_NAME, FORMAT_VERSION
-from engine.steplog.vllm_run import RecordedRequest, RecordedStep, RecordedUpdate, Recording
-
-_Pairs = list[Annotated[list[int], Meta(min_length=2, max_length=2)]]
-_Positive = Annotated[int, Meta(ge=1)]
+from engine.steplog.vllm_run import (
+    Pairs,
+    Positive,
+    RecordedRequest,
+    RecordedStep,
+    RecordedUpdate,
+    Recording,
+)
 
 
 class _Ended(NamedTuple):
@@ -28,7 +31,7 @@ class _Ended(NamedTuple):
 class _Added(msgspec.Struct, tag="a", array_like=True):
     time: int
     request: int
-    prompt_tokens: _Positive
+    prompt_tokens: Positive
     max_tokens: int
     sent: int
     blocks: list[int]
@@ -38,8 +41,8 @@ class _Added(msgspec.Struct, tag="a", array_like=True):
 class _Scheduled(msgspec.Struct, tag="s", array_like=True):
     start: int
     end: int
-    entries: _Pairs
-    admitted: _Pairs
+    entries: Pairs
+    admitted: Pairs
     preempted: list[int]
     running: int
     waiting: int

@@ -6,7 +6,9 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta
 
 from engine.core.config import KernelConfig
 from engine.core.plan import Admission
@@ -14,6 +16,9 @@ from engine.core.tokens import Prompt
 from engine.steplog.api import ChunkRecord, FinishRecord, StepRecord
 
 NS_PER_US = 1000
+# Forms that both kinds of recording have.
+Positive = Annotated[int, Meta(ge=1)]
+Pairs = list[Annotated[list[int], Meta(min_length=2, max_length=2)]]
 _SCHEDULING = (
     "long_prefill_token_threshold",
     "long_prefill_token_threshold_adaptive",

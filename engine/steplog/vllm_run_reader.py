@@ -17,6 +17,8 @@ from engine.core.errors import ConfigError, InputError
 from engine.steplog.files import read_lines
 from engine.steplog.vllm_run import (
     ID_SPAN,
+    Pairs,
+    Positive,
     Progress,
     RecordedRequest,
     RecordedStep,
@@ -27,8 +29,6 @@ from engine.steplog.vllm_run import (
 _CONFIG_KEYS = ("num_gpu_blocks", "block_size", "max_num_batched_tokens", "max_num_seqs",
                 "max_model_len")  # fmt: skip
 _Count = Annotated[int, Meta(ge=0)]
-_Positive = Annotated[int, Meta(ge=1)]
-_Pairs = list[Annotated[list[int], Meta(min_length=2, max_length=2)]]
 
 
 class _Request(msgspec.Struct):
@@ -36,8 +36,8 @@ class _Request(msgspec.Struct):
     arrival_us: _Count
     added_us: _Count
     first_token_us: _Count
-    prompt_tokens: _Positive
-    output_tokens: _Positive
+    prompt_tokens: Positive
+    output_tokens: Positive
     finish_us: _Count | None = None
     prefix_group: _Count | None = None
     sent_us: _Count | None = None
@@ -50,8 +50,8 @@ class _Step(NamedTuple):
     start_us: int
     end_us: int
     done_us: int
-    entries: _Pairs
-    admitted: _Pairs
+    entries: Pairs
+    admitted: Pairs
     resumed: list[int]
     preempted: list[int]
     num_running: int
@@ -64,8 +64,8 @@ class _AsyncStep(NamedTuple):
 
     start_us: int
     end_us: int
-    entries: _Pairs
-    admitted: _Pairs
+    entries: Pairs
+    admitted: Pairs
     preempted: list[int]
     num_running: int
     num_waiting: int

@@ -39,6 +39,12 @@ class Entry:
     confirmation: Confirmation | None = None
     notes: list[str] = field(default_factory=list)
 
+    def become(self, again: Entry) -> None:
+        """Takes over what was found when it was run again with other costs."""
+        self.candidate, self.failure = again.candidate, again.failure
+        self.seeds, self.at_rate = again.seeds, again.at_rate
+        self.notes += again.notes
+
     @property
     def rates(self) -> list[float]:
         """Capacity of each seed that has one."""

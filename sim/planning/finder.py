@@ -94,12 +94,7 @@ class Finder:
         if again:
             self._say(f"{len(again)} left the calibrated range, and are run with other costs")
             for entry, other in zip(again, self.look([e.candidate for e in again]), strict=True):
-                entry.candidate, entry.seeds, entry.failure = (
-                    other.candidate,
-                    other.seeds,
-                    other.failure,
-                )
-                entry.notes += other.notes
+                entry.become(other)
         return entries
 
     def find_capacities(
@@ -234,12 +229,7 @@ class Finder:
         if again:
             others = self.check_at_rate([entry.candidate for entry in again])
             for entry, other in zip(again, others, strict=True):
-                entry.candidate, entry.at_rate, entry.failure = (
-                    other.candidate,
-                    other.at_rate,
-                    other.failure,
-                )
-                entry.notes += other.notes
+                entry.become(other)
         return entries
 
     def draw_curves(self, entries: Sequence[Entry]) -> None:
